@@ -1,0 +1,1 @@
+"""Files that ship with the package (prompts, drafter, profiles, results). No code."""

@@ -1,0 +1,56 @@
+"""Attention of a step's query rows over cached and in-step keys: the torch reference, fast on a CPU.
+
+Knows nothing of requests or plans. Query heads that share a K/V head are folded into rows, so that one product serves
+the whole group; ``torch``'s own grouped attention is several times slower on a CPU.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def fold_mask(blocked: Tensor | None, group_size: int) -> Tensor | None:
+    """Repeat a mask [requests, rows, keys] for the query heads folded into rows: [requests, 1, group*rows, keys]."""
+    if blocked is None:
+        return None
+    requests, rows, keys = blocked.shape
+    return blocked[:, None, None].expand(requests, 1, group_size, rows, keys).reshape(requests, 1, -1, keys)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, blocked: Tensor | None, scale: float) -> Tensor:
+    """softmax(q k^T * scale) v over the keys that are not blocked.
+
+    q [requests, rows, heads, head_dim]; k, v [requests, kv_heads, keys, head_dim]; blocked is bool, folded by
+    ``fold_mask``, True where a row may not look, or None. Every row must see at least one key. A blocked key may hold
+    any bits, NaN included; a blocked value must be finite. Returns [requests, rows, heads * head_dim].
+    """
+    requests, rows, heads, width = q.shape
+    kv_heads = k.shape[1]
+    folded = _fold(q, kv_heads)
+    if requests == 1:
+        allowed = None if blocked is None else ~blocked
+        out = F.scaled_dot_product_attention(folded, k, v, attn_mask=allowed, scale=scale)
+    else:
+        out = _batched(folded, k, v, blocked, scale)
+    if rows == 1:
+        return out.reshape(requests, 1, heads * width)
+    out = out.view(requests, kv_heads, heads // kv_heads, rows, width)
+    return out.permute(0, 3, 1, 2, 4).reshape(requests, rows, heads * width)
+
+
+def _fold(q: Tensor, kv_heads: int) -> Tensor:
+    """[requests, rows, heads, width] -> [requests, kv_heads, group*rows, width]."""
+    requests, rows, heads, width = q.shape
+    if rows == 1:
+        return q.reshape(requests, kv_heads, heads // kv_heads, width)
+    split = q.view(requests, rows, kv_heads, heads // kv_heads, width)
+    return split.permute(0, 2, 3, 1, 4).reshape(requests, kv_heads, -1, width)
+
+
+def _batched(q: Tensor, k: Tensor, v: Tensor, blocked: Tensor | None, scale: float) -> Tensor:
+    scores = torch.matmul(q * scale, k.transpose(-1, -2))
+    if blocked is not None:
+        scores.masked_fill_(blocked, float("-inf"))
+    return torch.matmul(torch.softmax(scores, -1, dtype=torch.float32).to(v.dtype), v)

@@ -1,0 +1,1 @@
+"""The interactive lab: live sessions, widgets, plots and notebooks."""

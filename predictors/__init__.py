@@ -1,0 +1,1 @@
+"""Predictors learned from the decision log: data sets, features, models, calibration, export."""

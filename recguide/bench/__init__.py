@@ -1,0 +1,1 @@
+"""Measuring: prompt sets, our engine under load, and other engines beside it."""

@@ -1,0 +1,115 @@
+"""The K/V cache: one slot per running request, committed by length.
+
+A step writes the K/V of all its rows behind a request's committed length; what the trunk commits is already in place
+(``commit`` raises the length), everything else is scratch: it is overwritten by the next step and never read.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from recguide.engine.layout import Group, Layout
+from recguide.errors import RecGuideError
+from recguide.kernels.attention import attention
+from recguide.models.config import ModelConfig
+
+
+class KVCache:
+    """``capacity`` tokens for each of ``slots`` requests, plus ``scratch`` places for a step's uncommitted rows."""
+
+    def __init__(self, config: ModelConfig, slots: int, capacity: int, scratch: int, dtype, device):
+        shape = (config.num_layers, slots, config.num_kv_heads, capacity + scratch, config.head_dim)
+        try:
+            self.k = torch.zeros(shape, dtype=dtype, device=device)
+            self.v = torch.zeros(shape, dtype=dtype, device=device)
+        except RuntimeError as fault:  # torch has one type for every failed allocation
+            size = 2 * self.bytes(shape, dtype) / 1e9
+            raise RecGuideError(
+                f"no memory for a K/V cache of {size:.1f} GB; lower max_concurrency or max_context"
+            ) from fault
+        self.capacity, self.scratch = capacity, scratch
+        self.lengths = [0] * slots
+        self.high = [0] * slots
+        self._free = list(range(slots))
+
+    def reserve(self, rows: int) -> None:
+        """Make room for a step that writes ``rows`` places behind a request's committed length."""
+        if rows <= self.scratch:
+            return
+        extra = rows - self.scratch
+        self.k, self.v = (torch.nn.functional.pad(x, (0, 0, 0, extra)) for x in (self.k, self.v))
+        self.scratch = rows
+
+    @staticmethod
+    def bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        return torch.Size(shape).numel() * dtype.itemsize
+
+    @property
+    def free_slots(self) -> int:
+        return len(self._free)
+
+    def take(self) -> int:
+        """The lowest free slot: running requests stay packed at the front."""
+        slot = min(self._free)
+        self._free.remove(slot)
+        return slot
+
+    def release(self, slot: int) -> None:
+        """Give a slot back. Its values are cleared, so that a NaN in them can never reach another request."""
+        used = self.high[slot]
+        self.k[:, slot, :, :used] = 0
+        self.v[:, slot, :, :used] = 0
+        self.lengths[slot] = self.high[slot] = 0
+        self._free.append(slot)
+
+    def wrote(self, slot: int, rows: int) -> None:
+        """Note that a step wrote ``rows`` places behind the committed length."""
+        self.high[slot] = max(self.high[slot], self.lengths[slot] + rows)
+
+    def commit(self, slot: int, tokens: int) -> None:
+        """Raise the committed length by ``tokens``; places behind it are scratch again."""
+        self.lengths[slot] += tokens
+        assert self.lengths[slot] <= self.capacity
+
+
+class StepAttention:
+    """The backbone's ``attend`` for one step: write K/V behind each request, then attend group by group."""
+
+    def __init__(self, cache: KVCache, layout: Layout, config: ModelConfig):
+        self.cache, self.layout = cache, layout
+        self.scale = config.head_dim**-0.5
+        self.heads = config.num_heads
+        only = layout.groups[0] if len(layout.groups) == 1 else None
+        # with one request and in-order rows, q needs no gathering and the output no scattering
+        self.in_order = only is not None and only.real is None and len(only.slots) * only.rows.shape[1] == layout.rows
+        self.in_order = self.in_order and bool((only.rows.reshape(-1).diff() == 1).all())
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        layout, cache = self.layout, self.cache
+        cache.k[layer][layout.row_slots, :, layout.row_keys] = k
+        cache.v[layer][layout.row_slots, :, layout.row_keys] = v
+        if self.in_order:
+            group = layout.groups[0]
+            grouped = q.view(len(group.slots), -1, self.heads, q.shape[-1])
+            return self._attend(layer, group, grouped).reshape(len(q), -1)
+        out = q.new_empty(len(q), self.heads * q.shape[-1])
+        for group in layout.groups:
+            made = self._attend(layer, group, q[group.rows]).flatten(0, 1)
+            if group.real is None:
+                out[group.rows.reshape(-1)] = made
+            else:
+                out[group.rows.reshape(-1)[group.real]] = made[group.real]
+        return out
+
+    def _attend(self, layer: int, group: Group, q: Tensor) -> Tensor:
+        k = self._read(self.cache.k[layer], group)
+        v = self._read(self.cache.v[layer], group)
+        return attention(q, k, v, group.blocked, self.scale)
+
+    def _read(self, stored: Tensor, group: Group) -> Tensor:
+        """[requests, kv_heads, keys, head_dim]: a view when the slots are neighbours, else a copy."""
+        first, count = group.slots[0], len(group.slots)
+        if group.slots[-1] - first == count - 1:
+            return stored[first : first + count, :, : group.keys]
+        return stored[group.slots, :, : group.keys]

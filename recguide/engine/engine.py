@@ -1,0 +1,484 @@
+"""The decode engine: requests in, plans for every step, lossless tokens out.
+
+``Engine.step`` is the only way tokens are made: plan, lay out, one forward, draw, accept, commit. The engine knows
+nothing of terminals, files or widgets. It may be driven from one thread while others submit, abort and turn knobs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from recguide.engine.accept import accepted_length, branch_came_true
+from recguide.engine.cache import KVCache, StepAttention
+from recguide.engine.layout import Layout, Segment, build_layout
+from recguide.engine.plan import AR, Branch, RequestPlan, clamp
+from recguide.engine.request import Delta, Draft, Request
+from recguide.engine.sampling import Row, SamplingParams, draw
+from recguide.engine.stats import EngineStats, StepRecord
+from recguide.engine.text import StopMatcher
+from recguide.errors import RecGuideError
+from recguide.kernels.signals import signals
+from recguide.models.loader import Model
+from recguide.policies import Policy, parse_policy
+
+Prompt = str | list[int] | list[dict[str, str]]
+LOGIT_ROWS = 256  # logits of more rows than this are made in pieces, so that rows x vocabulary stays bounded
+
+
+@dataclass(slots=True)
+class _Drawn:
+    """Per logit row: token, finiteness, log probabilities, and the signals if the policy wants them."""
+
+    tokens: list[int] = field(default_factory=list)
+    finite: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    filtered: list[float] = field(default_factory=list)
+    top1: list[float] = field(default_factory=list)
+    top2: list[float] = field(default_factory=list)
+    best_ids: list[list[int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Work:
+    """One request in one step: its plan (None while only prefilling) and its rows."""
+
+    request: Request
+    plan: RequestPlan | None
+    segment: Segment
+
+
+class Engine:
+    """Continuous batching of requests under one policy.
+
+    ``max_concurrency`` slots of ``max_context`` tokens are reserved; ``concurrency`` of them are used at a time (it
+    may be changed while running, as may the policy). ``prefill_chunk`` bounds the prompt rows of a step.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        policy: str | Policy = "ar",
+        *,
+        max_concurrency: int = 32,
+        concurrency: int | None = None,
+        max_context: int = 2048,
+        prefill_chunk: int = 256,
+    ):
+        for name, value in (("max_concurrency", max_concurrency), ("prefill_chunk", prefill_chunk)):
+            if value < 1:
+                raise RecGuideError(f"{name} is {value}; allowed: >= 1")
+        if not 2 <= max_context <= model.config.max_positions:
+            raise RecGuideError(f"max_context is {max_context}; allowed: 2..{model.config.max_positions} (the model's)")
+        self.model, self.max_context, self.prefill_chunk = model, max_context, prefill_chunk
+        self.max_concurrency = max_concurrency
+        self._policy = parse_policy(policy)
+        self._concurrency = self._check_concurrency(max_concurrency if concurrency is None else concurrency)
+        backbone = model.backbone
+        self._adapter = model.fused_adapter()
+        self.adapter_enabled = True
+        self._cache = KVCache(
+            model.config, max_concurrency, max_context, prefill_chunk + 64, backbone.dtype, backbone.device
+        )
+        self._group_size = model.config.num_heads // model.config.num_kv_heads
+        self._ids = itertools.count()
+        self._lock = threading.RLock()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._pending_deltas: list[Delta] = []
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.stats = EngineStats()
+        self.last_step: StepRecord | None = None
+
+    # -- what a user turns -------------------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    def set_policy(self, policy: str | Policy) -> None:
+        """Plan with another policy from the next step on. Running requests keep their drafts and their text."""
+        self._policy = parse_policy(policy)
+
+    @property
+    def concurrency(self) -> int:
+        return self._concurrency
+
+    def set_concurrency(self, concurrency: int) -> None:
+        """Run at most this many requests at once from the next step on; more that already run finish first."""
+        self._concurrency = self._check_concurrency(concurrency)
+
+    def _check_concurrency(self, concurrency: int) -> int:
+        if not 1 <= concurrency <= self.max_concurrency:
+            raise RecGuideError(f"concurrency is {concurrency}; allowed: 1..{self.max_concurrency}")
+        return concurrency
+
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+        """Queue a prompt (text, token ids, or chat messages) and return its request. Thread-safe.
+
+        Raises RecGuideError for an empty prompt, one that leaves no room in the context, or unknown token ids.
+        """
+        params = params or SamplingParams()
+        ids = self._encode(prompt)
+        config = self.model.config
+        eos = config.eos_ids if params.eos_ids is None else params.eos_ids
+        limit = min(len(ids) + params.max_new_tokens, self.max_context)
+        request = Request(next(self._ids), ids, params, frozenset(eos), limit)
+        if params.stop:
+            request.stop_matcher = StopMatcher(self.model.tokenizer, params.stop)
+        self._command(lambda: self.waiting.append(request))
+        return request
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        tokenizer = self.model.tokenizer
+        if isinstance(prompt, str):
+            ids = tokenizer.encode(prompt)
+        elif prompt and isinstance(prompt[0], dict):
+            ids = tokenizer.chat(prompt)
+        else:
+            ids = list(prompt)
+        if not ids:
+            raise RecGuideError("prompt is empty; give it at least one token")
+        if len(ids) >= self.max_context:
+            raise RecGuideError(
+                f"prompt has {len(ids)} tokens, the context holds {self.max_context} with the answer; "
+                "shorten it or raise max_context"
+            )
+        wrong = next((i for i in ids if not (isinstance(i, int) and 0 <= i < self.model.config.vocab_size)), None)
+        if wrong is not None:
+            raise RecGuideError(f"prompt holds token id {wrong!r}; allowed: 0..{self.model.config.vocab_size - 1}")
+        return ids
+
+    def abort(self, request: Request, reason: str = "abort") -> None:
+        """End a request wherever it is; its slot is free before the next step. Thread-safe."""
+        self._command(lambda: self._finish(request, reason))
+
+    def _command(self, action: Callable[[], None]) -> None:
+        """Run an action between steps: now if no step is running, else at the start of the next."""
+        self._commands.append(action)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._apply_commands()
+            finally:
+                self._lock.release()
+
+    def _apply_commands(self) -> None:
+        while self._commands:
+            self._commands.popleft()()
+
+    @property
+    def idle(self) -> bool:
+        return not (self.running or self.waiting or self._commands)
+
+    def generate(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        on_delta: Callable[[Delta], None] | None = None,
+    ) -> list[Request]:
+        """Continue all prompts and return their requests in order. ``on_delta`` sees tokens as they are committed.
+
+        An interruption (Ctrl-C) aborts what is unfinished and passes on; the requests keep their partial output.
+        """
+        prompts = list(prompts)
+        each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
+        requests = [self.submit(prompt, p) for prompt, p in zip(prompts, each, strict=True)]
+        try:
+            while not all(request.finished for request in requests):
+                for delta in self.step():
+                    if on_delta:
+                        on_delta(delta)
+        except BaseException:
+            for request in requests:
+                self.abort(request)
+            raise
+        return requests
+
+    # -- the step ----------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self) -> list[Delta]:
+        """One forward over the rows that the policy planned. Returns what each request gained; empty when idle."""
+        with self._lock:
+            self._apply_commands()
+            self._admit()
+            if not self.running:
+                return self._take_deltas()
+            clock = _Clock()
+            work = self._plan()
+            clock.mark("plan")
+            layout = self._lay_out(work)
+            clock.mark("layout")
+            hidden = self._forward(layout)
+            clock.mark("forward")
+            drawn = self._draw(work, layout, hidden, clock)
+            for index, item in enumerate(work):
+                self._settle(item, layout.trunk_logits[index], layout.branch_logits[index], drawn)
+            self.running = [r for r in self.running if not r.finished]
+            clock.mark("accept")
+            self._record(work, layout, clock)
+            return self._take_deltas()
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self._concurrency:
+            request = self.waiting.popleft()
+            request.slot = self._cache.take()
+            self.running.append(request)
+
+    def _plan(self) -> list[_Work]:
+        """Prompt rows first, in order of arrival, up to the chunk; whoever has all its K/V gets a plan."""
+        budget = self.prefill_chunk
+        ready, prefill = [], {}
+        for request in self.running:
+            pending = len(request.tokens) - 1 - self._cache.lengths[request.slot]
+            prefill[request.id] = min(pending, budget)
+            budget -= prefill[request.id]
+            if prefill[request.id] == pending:
+                ready.append(request)
+        plans = dict(zip((r.id for r in ready), self._policy.plan(ready), strict=True))
+        work = [self._work(r, plans.get(r.id), prefill[r.id]) for r in self.running]
+        return [item for item in work if item.segment.rows]
+
+    def _work(self, request: Request, plan: RequestPlan | None, prefill: int) -> _Work:
+        cached = self._cache.lengths[request.slot]
+        new = request.tokens[cached : cached + prefill]
+        if plan is None:
+            return _Work(request, None, Segment(request.slot, cached, tuple(new), 0))
+        drafts = request.draft.tokens if request.draft else []
+        plan = clamp(plan, len(drafts), request.remaining)
+        plan.check(len(drafts))
+        scored = 0
+        if plan.verify is not None:
+            scored = plan.verify + 1
+            new = [*new, request.tokens[-1], *drafts[: plan.verify]]
+        return _Work(request, plan, Segment(request.slot, cached, tuple(new), scored, prefill, plan.branches))
+
+    def _lay_out(self, work: list[_Work]) -> Layout:
+        self._cache.reserve(max(item.segment.rows for item in work))
+        layout = build_layout([item.segment for item in work], self.model.config.mask_id, self._group_size)
+        return layout.to(self.model.backbone.device)
+
+    def _forward(self, layout: Layout) -> Tensor:
+        """Hidden states of the rows that need logits."""
+        hidden = self.model.backbone.forward(
+            layout.tokens,
+            layout.positions,
+            StepAttention(self._cache, layout, self.model.config),
+            first_draft_row=layout.first_draft_row if self.adapter_enabled else layout.rows,
+            mask_rows=layout.mask_rows,
+            adapter=self._adapter,
+        )
+        return hidden if layout.all_rows_scored else hidden[layout.logit_rows]
+
+    def _draw(self, work: list[_Work], layout: Layout, hidden: Tensor, clock: _Clock) -> _Drawn:
+        """Logits, draws and signals, a bounded piece at a time."""
+        rows = self._rows_to_draw(work, layout)
+        drawn = _Drawn()
+        for first in range(0, len(rows), LOGIT_ROWS):
+            part = slice(first, first + LOGIT_ROWS)
+            logits = self.model.backbone.logits(hidden[part])
+            clock.mark("forward")
+            draws = draw(logits, rows[part])
+            drawn.tokens += draws.tokens
+            drawn.finite += draws.finite
+            drawn.logprobs += draws.logprobs or [0.0] * len(draws.tokens)
+            drawn.filtered += draws.filtered_logprobs or [0.0] * len(draws.tokens)
+            if self._policy.needs_signals:
+                made = signals(logits)
+                drawn.best_ids += made.ids.tolist()
+                top1, top2 = made.probabilities.T.tolist()
+                drawn.top1 += top1
+                drawn.top2 += top2
+            clock.mark("sampling")
+        return drawn
+
+    def _rows_to_draw(self, work: list[_Work], layout: Layout) -> list[Row]:
+        """In logits order: every request's scored trunk rows, then every branch's masks."""
+        rows: list[Row] = []
+        for item in work:
+            if item.segment.scored:
+                rows += _trunk_rows(item)
+        for item in work:
+            for branch in item.segment.branches:
+                rows += _branch_rows(item.request, branch)
+        return rows
+
+    def _settle(self, item: _Work, trunk: slice, branches: list[slice], drawn: _Drawn) -> None:
+        """Accept, commit and keep the draft for the next step."""
+        request, segment, plan = item.request, item.segment, item.plan
+        if request.finished:
+            return
+        self._cache.wrote(segment.slot, segment.rows)
+        if plan is None:
+            request.stats.prefill_forwards += 1
+            self._cache.commit(segment.slot, len(segment.trunk))
+            return
+        request.stats.forwards += 1
+        request.stats.rows += plan.rows
+        if not all(drawn.finite[trunk]):
+            request.error = "the model's logits are not finite; check the weights, or load them in float32"
+            self._finish(request, "error")
+            return
+        if plan.verify is None:
+            self._cache.commit(segment.slot, segment.prefill)
+            request.draft = _draft_of(plan.branches[0], branches[0], drawn, "draft")
+            request.stats.branches_drafted["draft"] += 1
+            return
+        self._verify(item, trunk, branches, drawn)
+
+    def _verify(self, item: _Work, trunk: slice, branches: list[slice], drawn: _Drawn) -> None:
+        request, plan = item.request, item.plan
+        emitted = drawn.tokens[trunk]
+        drafted = request.draft.tokens[: plan.verify] if request.draft else []
+        accepted = accepted_length(drafted, emitted)
+        kept = self._cut(request, emitted[: accepted + 1])
+        request.stats.verified(len(drafted), accepted, len(kept))
+        if drafted:
+            request.accepted_history.append((len(drafted), accepted))
+        self._commit(item, kept, trunk, drawn)
+        request.draft = _next_draft(request, plan, branches, drawn, accepted, emitted)
+
+    def _cut(self, request: Request, tokens: list[int]) -> list[int]:
+        """Keep tokens up to EOS, stop string, and budget, whichever comes first (R5); note the reason."""
+        kept = tokens[: request.remaining]
+        end = next((i for i, token in enumerate(kept, 1) if token in request.eos_ids), None)
+        if end is not None:
+            kept = kept[:end]
+        match = request.stop_matcher.feed(kept) if request.stop_matcher else None
+        if match is not None:
+            count, request.stop_text = match
+            kept, request.finish_reason = kept[:count], "stop"
+        elif end is not None:
+            request.finish_reason = "eos"
+        elif len(kept) == request.remaining:
+            request.finish_reason = "length"
+        return kept
+
+    def _commit(self, item: _Work, kept: list[int], trunk: slice, drawn: _Drawn) -> None:
+        request = item.request
+        reason, request.finish_reason = request.finish_reason, None
+        if request.first_token_at is None:
+            request.first_token_at = time.perf_counter()
+        request.tokens += kept
+        if request.params.logprobs:
+            request.logprobs += drawn.logprobs[trunk][: len(kept)]
+            request.filtered_logprobs += drawn.filtered[trunk][: len(kept)]
+        self._cache.commit(item.segment.slot, item.segment.prefill + len(kept))
+        if reason:
+            self._finish(request, reason, kept)
+        else:
+            self._pending_deltas.append(Delta(request, kept, None))
+
+    def _finish(self, request: Request, reason: str, tokens: list[int] | None = None) -> None:
+        if request.finished:
+            return
+        request.finish_reason = reason
+        request.finished_at = time.perf_counter()
+        request.draft = None
+        if request.slot is not None:
+            self._cache.release(request.slot)
+            request.slot = None
+        if request in self.waiting:
+            self.waiting.remove(request)
+        self.running = [r for r in self.running if r is not request]
+        self.stats.finished[reason] += 1
+        self.stats.requests.add(request.stats)
+        self._pending_deltas.append(Delta(request, tokens or [], reason))
+
+    def _take_deltas(self) -> list[Delta]:
+        taken, self._pending_deltas = self._pending_deltas, []
+        return taken
+
+    def _record(self, work: list[_Work], layout: Layout, clock: _Clock) -> None:
+        committed = sum(len(d.tokens) for d in self._pending_deltas)
+        clock.mark("other")
+        self.last_step = StepRecord(
+            index=self.stats.steps,
+            requests=len(work),
+            rows=layout.rows,
+            prefill_rows=sum(i.segment.prefill if i.plan else len(i.segment.trunk) for i in work),
+            draft_rows=layout.rows - layout.first_draft_row,
+            committed=committed,
+            seconds=clock.total,
+            phases=clock.phases,
+        )
+        self.stats.add(self.last_step)
+
+
+class _Clock:
+    """Splits a step's time into phases."""
+
+    def __init__(self) -> None:
+        self.started = self._last = time.perf_counter()
+        self.phases: dict[str, float] = {}
+
+    def mark(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.phases[phase] = self.phases.get(phase, 0.0) + now - self._last
+        self._last = now
+
+    @property
+    def total(self) -> float:
+        return self._last - self.started
+
+
+def _trunk_rows(item: _Work) -> list[Row]:
+    request, seed = item.request, len(item.request.tokens)
+    if request.params.repetition_penalty == 1:
+        return [Row(request.params, seed + i) for i in range(item.segment.scored)]
+    drafts = item.segment.trunk[len(item.segment.trunk) - item.segment.scored + 1 :]
+    return [Row(request.params, seed + i, [*request.tokens, *drafts[:i]]) for i in range(item.segment.scored)]
+
+
+def _branch_rows(request: Request, branch: Branch) -> list[Row]:
+    """Masks draw for their own positions, with the same noise the verifier will use there."""
+    first = len(request.tokens) - 1 + branch.parent + (branch.token is not None)
+    context = () if request.params.repetition_penalty == 1 else request.tokens
+    return [Row(request.params, first + i, context) for i in range(branch.masks)]
+
+
+def _next_draft(
+    request, plan: RequestPlan, branches: list[slice], drawn: _Drawn, accepted: int, emitted
+) -> Draft | None:
+    """The draft of the branch that came true, if any."""
+    if request.finished:
+        return None
+    chosen = None
+    for branch, part in zip(plan.branches, branches, strict=True):
+        kind = _kind(branch, plan.verify)
+        request.stats.branches_drafted[kind] += 1
+        first = drawn.tokens[part.start] if branch.token is None else branch.token
+        if chosen is None and branch_came_true(branch, first, accepted, emitted):
+            chosen = _draft_of(branch, part, drawn, kind)
+            request.stats.branches_reused[kind] += 1
+    return chosen
+
+
+def _kind(branch: Branch, verify: int) -> str:
+    if branch.token is not None:
+        return "correction"
+    return "continuation" if branch.parent == verify + 1 else "open"
+
+
+def _draft_of(branch: Branch, part: slice, drawn: _Drawn, kind: str) -> Draft | None:
+    """Draft tokens behind the branch's first token. Cut at the first row whose logits are not finite."""
+    rows = range(part.start + (branch.token is None), part.stop)
+    good = list(itertools.takewhile(lambda i: drawn.finite[i], rows))
+    if not good:
+        return None
+    tokens = [drawn.tokens[i] for i in good]
+    if not drawn.best_ids:
+        return Draft(tokens, kind)
+    second = [next(t for t in drawn.best_ids[i] if t != drawn.tokens[i]) for i in good]
+    margin = [drawn.top1[i] - drawn.top2[i] for i in good]
+    return Draft(tokens, kind, [drawn.top1[i] for i in good], margin, second)
+
+
+__all__ = ["AR", "Engine", "Prompt"]

@@ -1,0 +1,200 @@
+"""Layout: the plans of a step as flat rows, with positions, cache places, masks and the rows that need logits.
+
+Flat order: the trunk rows of every request, then the branch rows of every request, so that the draft adapter serves
+one slice. Nothing is padded, except inside attention, where requests with a similar number of rows share a product.
+
+One rule says what a row sees (keys are numbered within a request: ``n`` cached ones, then this step's rows in local
+order, trunk first): keys below ``limit``, and keys in its own segment ``[low, high)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recguide.engine.plan import Branch
+from recguide.kernels.attention import fold_mask
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One request's part of a step: ``trunk`` tokens at positions ``cached...``, and branches.
+
+    The last ``scored`` trunk rows need logits; the trunk's first ``prefill`` rows are prompt that has no K/V yet, so a
+    branch with parent p sees ``prefill + p`` trunk rows. ``base`` is the position of the seed.
+    """
+
+    slot: int
+    cached: int
+    trunk: tuple[int, ...]
+    scored: int
+    prefill: int = 0
+    branches: tuple[Branch, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return len(self.trunk) + sum(b.rows for b in self.branches)
+
+
+@dataclass(slots=True)
+class Group:
+    """Requests whose attention is computed together. ``rows`` [requests, padded] are flat row numbers."""
+
+    slots: list[int]
+    keys: int
+    rows: Tensor
+    real: Tensor | None  # flat places in [requests * padded] that are not padding; None: no padding
+    blocked: Tensor | None  # folded mask, True where a row may not look
+
+    def to(self, device: torch.device) -> Group:
+        def move(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.to(device)
+
+        return Group(self.slots, self.keys, move(self.rows), move(self.real), move(self.blocked))
+
+
+@dataclass(slots=True)
+class Layout:
+    """A step as arrays. ``trunk_logits[i]`` and ``branch_logits[i][b]`` are slices of the logits, per segment."""
+
+    tokens: Tensor
+    positions: Tensor
+    first_draft_row: int
+    mask_rows: Tensor
+    logit_rows: Tensor
+    row_slots: Tensor
+    row_keys: Tensor
+    groups: list[Group]
+    trunk_logits: list[slice]
+    branch_logits: list[list[slice]]
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def all_rows_scored(self) -> bool:
+        """True when the logits rows are all rows in order (no prompt rows, no seeds of branches)."""
+        return len(self.logit_rows) == self.rows
+
+    def to(self, device: torch.device) -> Layout:
+        """The same layout with its tensors on ``device`` (itself on a CPU)."""
+        if device.type == "cpu":
+            return self
+        move = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in move.items()}
+        moved["groups"] = [group.to(device) for group in self.groups]
+        return Layout(**moved)
+
+
+class _Rows:
+    """Columns of the flat rows while they are being collected."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.slots: list[int] = []
+        self.keys: list[int] = []
+        self.limits: list[int] = []
+        self.lows: list[int] = []
+        self.highs: list[int] = []
+        self.masks: list[int] = []
+        self.logits: list[int] = []
+        self.owned: list[list[int]] = []
+
+    def add(self, count: int, tokens: list[int], position: int, slot: int, key: int) -> range:
+        first = len(self.tokens)
+        self.tokens += tokens
+        self.positions += range(position, position + count)
+        self.slots += [slot] * count
+        self.keys += range(key, key + count)
+        return range(first, first + count)
+
+
+def build_layout(segments: list[Segment], mask_id: int, group_size: int) -> Layout:
+    """Lay out the segments of one step. ``group_size`` is query heads per K/V head."""
+    rows = _Rows()
+    trunk_logits = [_add_trunk(rows, s) for s in segments]
+    first_draft_row = len(rows.tokens)
+    branch_logits = [_add_branches(rows, i, s, mask_id) for i, s in enumerate(segments)]
+    return Layout(
+        tokens=torch.tensor(rows.tokens),
+        positions=torch.tensor(rows.positions),
+        first_draft_row=first_draft_row,
+        mask_rows=torch.tensor(rows.masks, dtype=torch.int64),
+        logit_rows=torch.tensor(rows.logits, dtype=torch.int64),
+        row_slots=torch.tensor(rows.slots),
+        row_keys=torch.tensor(rows.keys),
+        groups=_groups(segments, rows, group_size),
+        trunk_logits=trunk_logits,
+        branch_logits=branch_logits,
+    )
+
+
+def _add_trunk(rows: _Rows, s: Segment) -> slice:
+    count = len(s.trunk)
+    flat = rows.add(count, list(s.trunk), s.cached, s.slot, s.cached)
+    rows.limits += range(s.cached + 1, s.cached + count + 1)
+    rows.lows += [0] * count
+    rows.highs += [0] * count
+    rows.owned.append(list(flat))
+    first = len(rows.logits)
+    rows.logits += flat[count - s.scored :]
+    return slice(first, first + s.scored)
+
+
+def _add_branches(rows: _Rows, index: int, s: Segment, mask_id: int) -> list[slice]:
+    slices = []
+    key = s.cached + len(s.trunk)
+    for branch in s.branches:
+        head = [] if branch.token is None else [branch.token]
+        start = s.cached + s.prefill + branch.parent
+        flat = rows.add(branch.rows, head + [mask_id] * branch.masks, start, s.slot, key)
+        rows.limits += [start] * branch.rows
+        rows.lows += [key] * branch.rows
+        rows.highs += [key + branch.rows] * branch.rows
+        rows.owned[index] += flat
+        first = len(rows.logits)
+        rows.masks += flat[len(head) :]
+        rows.logits += flat[len(head) :]
+        slices.append(slice(first, first + branch.masks))
+        key += branch.rows
+    return slices
+
+
+def _groups(segments: list[Segment], rows: _Rows, group_size: int) -> list[Group]:
+    """Requests with the same number of rows, rounded up to a power of two, share a group, in slot order."""
+    buckets: dict[int, list[int]] = {}
+    for index in sorted(range(len(segments)), key=lambda i: segments[i].slot):
+        buckets.setdefault((segments[index].rows - 1).bit_length(), []).append(index)
+    columns = np.array((rows.limits, rows.lows, rows.highs))
+    return [_group([segments[i] for i in m], [rows.owned[i] for i in m], columns, group_size) for m in buckets.values()]
+
+
+def _group(segments: list[Segment], owned: list[list[int]], columns: np.ndarray, group_size: int) -> Group:
+    width = max(len(o) for o in owned)
+    keys = max(s.cached + s.rows for s in segments)
+    flat = np.array([o + o[-1:] * (width - len(o)) for o in owned])  # padding repeats the last row
+    padded = any(len(o) < width for o in owned)
+    real = np.array([i * width + j for i, o in enumerate(owned) for j in range(len(o))]) if padded else None
+    return Group(
+        slots=[s.slot for s in segments],
+        keys=keys,
+        rows=torch.from_numpy(flat),
+        real=None if real is None else torch.from_numpy(real),
+        blocked=fold_mask(blocked_keys(columns[:, flat], keys), group_size),
+    )
+
+
+def blocked_keys(columns: np.ndarray, keys: int) -> Tensor | None:
+    """The one mask builder. columns [3, requests, rows] = limit, low, high; True where a row may not look.
+
+    None when every row sees every key.
+    """
+    limit, low, high = columns[..., None]
+    key = np.arange(keys)
+    blocked = (key >= limit) & ((key < low) | (key >= high))
+    return torch.from_numpy(blocked) if blocked.any() else None

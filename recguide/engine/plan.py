@@ -1,0 +1,80 @@
+"""Plans: what a step does for one request. A policy makes them, the layout turns them into rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Rows that draft: they see the cache, the trunk's first ``parent`` rows, and themselves bidirectionally.
+
+    parent 0 with ``token`` = the seed is a draft branch. parent p >= 1 starts at the position of draft ``d_p``:
+    with a token it is a correction branch, without one (``None``, masks only) an open branch; open at the whole
+    trunk (p = verify + 1) it is the continuation branch.
+    """
+
+    parent: int
+    token: int | None
+    masks: int
+
+    @property
+    def rows(self) -> int:
+        return self.masks + (self.token is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPlan:
+    """``verify`` draft tokens in the trunk (0: plain AR, None: no trunk) and the branches that ride along."""
+
+    verify: int | None
+    branches: tuple[Branch, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        trunk = 0 if self.verify is None else 1 + self.verify
+        return trunk + sum(branch.rows for branch in self.branches)
+
+    def check(self, drafts: int) -> None:
+        """Refuse a plan that cannot be laid out for a request holding ``drafts`` draft tokens."""
+        trunk = 0 if self.verify is None else self.verify + 1
+        if self.rows == 0:
+            raise ValueError("plan has no rows: give it a trunk or a branch")
+        if trunk > drafts + 1:
+            raise ValueError(f"plan verifies {self.verify} draft tokens, the request has {drafts}")
+        for branch in self.branches:
+            if not 0 <= branch.parent <= trunk:
+                raise ValueError(f"branch parent {branch.parent} is outside the trunk's 0..{trunk} rows")
+            if branch.masks < 1:
+                raise ValueError(f"branch needs at least one mask, got {branch.masks}")
+            if branch.parent == 0 and branch.token is None:
+                raise ValueError("a branch at parent 0 starts at the seed's position and needs the seed as its token")
+
+
+AR = RequestPlan(0)
+
+
+def clamp(plan: RequestPlan, drafts: int, remaining: int) -> RequestPlan:
+    """Cut a plan to what can still be committed, so that budgets are exact and no row is bought for nothing.
+
+    ``drafts`` is how many draft tokens the request holds, ``remaining`` how many tokens it may still commit (>= 1).
+    """
+    if plan.verify is None:
+        fitted = _fit(plan.branches, 0, remaining)
+        return RequestPlan(None, fitted) if fitted else AR
+    verify = min(plan.verify, drafts, remaining - 1)
+    return RequestPlan(verify, _fit(plan.branches, verify + 1, remaining))
+
+
+def _fit(branches: tuple[Branch, ...], trunk: int, remaining: int) -> tuple[Branch, ...]:
+    """Drop or shorten branches whose drafts could never be verified within the budget."""
+    fitted = []
+    for branch in branches:
+        if branch.parent > trunk:
+            continue
+        # parent p commits p tokens before the branch's drafts start; the last token is the verifier's own
+        useful = remaining - 1 - branch.parent + (branch.token is None)
+        masks = min(branch.masks, useful)
+        if masks >= 1 + (branch.token is None):
+            fitted.append(Branch(branch.parent, branch.token, masks))
+    return tuple(fitted)

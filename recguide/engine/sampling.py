@@ -1,0 +1,184 @@
+"""Sampling with position-keyed noise (DESIGN section 5).
+
+For request seed s and absolute position t the token is ``argmax_v(filtered[v] / T + g(s, t, v))`` with Gumbel noise
+``g`` from a counter-based hash. A draw is a fixed function of the prefix and (s, t): block sizes, branches, trimming
+and batch mates cannot change it, and a draft is accepted exactly while it equals the verifier's own draw.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recguide.errors import RecGuideError
+
+_MASK32 = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How one request is continued. Temperature 0 is greedy. ``seed`` None draws one and records it."""
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    eos_ids: tuple[int, ...] | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.max_new_tokens, int) and self.max_new_tokens >= 1, self, "max_new_tokens", ">= 1")
+        _require(0 <= self.temperature <= 100, self, "temperature", "0..100 (0 is greedy)")
+        _require(isinstance(self.top_k, int) and self.top_k >= 0, self, "top_k", ">= 0 (0 is off)")
+        _require(0 < self.top_p <= 1, self, "top_p", "(0, 1] (1 is off)")
+        _require(0 <= self.min_p < 1, self, "min_p", "[0, 1) (0 is off)")
+        _require(0 < self.repetition_penalty <= 100, self, "repetition_penalty", "(0, 100] (1 is off)")
+        _require(not isinstance(self.stop, str) and all(self.stop), self, "stop", "a tuple of non-empty strings")
+        if self.seed is None:
+            object.__setattr__(self, "seed", int.from_bytes(os.urandom(4)))
+        _require(isinstance(self.seed, int) and 0 <= self.seed < 2**63, self, "seed", "0..2**63-1")
+
+    @property
+    def greedy(self) -> bool:
+        """True when a draw is the plain argmax of the logits."""
+        return self.temperature == 0 and self.repetition_penalty == 1
+
+
+def _require(holds: bool, params: SamplingParams, name: str, allowed: str) -> None:
+    if not holds:
+        raise RecGuideError(f"{name} is {getattr(params, name)!r}; allowed: {allowed}")
+
+
+@dataclass(slots=True)
+class Row:
+    """One row to draw for: whose it is, which position it decides, and the tokens before that position."""
+
+    params: SamplingParams
+    position: int
+    context: Sequence[int] = field(default_factory=tuple)
+
+
+@dataclass(slots=True)
+class Draws:
+    """Per row: the token, whether its logits were finite, and the token's log probabilities if asked for."""
+
+    tokens: list[int]
+    finite: list[bool]
+    logprobs: list[float] | None
+    filtered_logprobs: list[float] | None
+
+
+def draw(logits: Tensor, rows: Sequence[Row]) -> Draws:
+    """Draw one token per row of ``logits`` [rows, vocab]."""
+    best, tokens = logits.max(-1)  # a NaN anywhere in a row makes its maximum NaN
+    finite = best.isfinite().tolist()
+    kept = {i: filtered(logits[i], row) for i, row in enumerate(rows) if not row.params.greedy and finite[i]}
+    chosen = tokens.tolist()
+    for i, candidates in kept.items():
+        chosen[i] = _choose(candidates, rows[i])
+    if not any(row.params.logprobs for row in rows):
+        return Draws(chosen, finite, None, None)
+    plain = [_logprob(Candidates(None, logits[i].float()), token) for i, token in enumerate(chosen)]
+    after = [_logprob(kept[i], token) if i in kept else plain[i] for i, token in enumerate(chosen)]
+    return Draws(chosen, finite, plain, after)
+
+
+class Candidates(NamedTuple):
+    """Tokens that survived the filters, and their scores; ids None: the whole vocabulary in order."""
+
+    ids: Tensor | None
+    scores: Tensor
+
+
+def _logprob(candidates: Candidates, token: int) -> float:
+    ids, scores = candidates
+    score = scores[token] if ids is None else scores[ids == token][0]
+    return float(score - scores.logsumexp(-1))
+
+
+def _choose(candidates: Candidates, row: Row) -> int:
+    ids, scores = candidates
+    if row.params.temperature > 0:
+        scores = scores + gumbel(row.params.seed, row.position, ids, len(scores), scores.device)
+    best = scores.argmax()
+    return int(best if ids is None else ids[best])
+
+
+def filtered(logits: Tensor, row: Row) -> Candidates:
+    """Penalty, temperature, top-k, top-p, min-p, in this order, on one row [vocab]; float32."""
+    p = row.params
+    scores = logits.float()
+    if p.repetition_penalty != 1:
+        scores = penalised(scores, row.context, p.repetition_penalty)
+    if p.temperature == 0:
+        return Candidates(None, scores)
+    kept = Candidates(None, scores / p.temperature)
+    if 0 < p.top_k < len(scores):
+        best = kept.scores.topk(p.top_k)
+        kept = Candidates(best.indices, best.values)
+    if p.top_p < 1:
+        kept = _nucleus(kept, p.top_p)
+    if p.min_p > 0:
+        # p / p_max >= min_p, without normalising
+        strong = (kept.scores - kept.scores.max()).exp() >= p.min_p
+        kept = Candidates(strong.nonzero()[:, 0] if kept.ids is None else kept.ids[strong], kept.scores[strong])
+    return kept
+
+
+def penalised(scores: Tensor, context: Sequence[int], penalty: float) -> Tensor:
+    """Divide positive and multiply negative scores of tokens already in ``context`` (Keskar et al. 2019)."""
+    seen = torch.tensor(sorted({t for t in context if t < len(scores)}), device=scores.device)
+    if not len(seen):
+        return scores
+    old = scores[seen]
+    return scores.index_put((seen,), torch.where(old > 0, old / penalty, old * penalty))
+
+
+def _nucleus(kept: Candidates, top_p: float) -> Candidates:
+    """The smallest set of tokens, best first, whose probabilities sum to at least ``top_p``."""
+    ids, scores = kept
+    total = scores.logsumexp(-1)
+    for count in (min(256, len(scores)), len(scores)):  # sorting the whole vocabulary is slow and seldom needed
+        best, index = scores.topk(count)
+        before = (best - total).exp().cumsum(-1)
+        if before[-1] >= top_p or count == len(scores):
+            break
+    size = int((before < top_p).sum()) + 1
+    index = index[:size]
+    return Candidates(index if ids is None else ids[index], best[:size])
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A 32-bit finaliser with full avalanche on int64 tensors (constants of the lowbias32 hash)."""
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _MASK32
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & _MASK32
+    return x ^ (x >> 16)
+
+
+@lru_cache(maxsize=4)
+def _token_keys(vocab: int, device: torch.device) -> Tensor:
+    return _mix(_mix(torch.arange(vocab, device=device) + 0x9E3779B9))
+
+
+def gumbel(seed: int, position: int, ids: Tensor | None, vocab: int, device: torch.device) -> Tensor:
+    """Standard Gumbel noise, float32, a pure function of (seed, position, token id).
+
+    For the token ids given ([n]), or for all of a vocabulary ([vocab]).
+    """
+    key = torch.tensor([seed & _MASK32, seed >> 32, position], device=device)
+    state = _mix(_mix(_mix(key[0]) ^ key[1]) ^ key[2])
+    tokens = _token_keys(vocab, device) if ids is None else _mix(_mix(ids + 0x9E3779B9))
+    bits = _mix(tokens ^ state)
+    # 23 bits: the largest u is 1 - 2^-24, which float32 holds, so that the noise is finite
+    u = ((bits >> 9).to(torch.float32) + 0.5) * 2.0**-23
+    return -(-u.log()).log()

@@ -1,0 +1,199 @@
+"""The draft adapter: LoRA on draft rows only, and the learned embedding of the mask.
+
+Stored as PEFT does it (``adapter_config.json``, ``adapter_model.safetensors``), with the mask embedding as one more
+tensor and the fingerprint of the base model in the safetensors metadata. In memory the factors of one fused
+projection (q/k/v, gate/up) stand side by side, so that a layer costs four pairs of small products.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from recguide.errors import RecGuideError
+from recguide.models.config import ModelConfig
+
+FUSED = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+TARGETS = tuple(name.split(".")[-1] for names in FUSED.values() for name in names)
+MASK_KEY = "mask_embedding"
+FINGERPRINT_KEY = "base_model_fingerprint"
+
+
+def projection_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """(out, in) of every projection of a layer, by its Hugging Face name."""
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden, inner = config.hidden_size, config.intermediate_size
+    return {
+        "self_attn.q_proj": (q, hidden),
+        "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden),
+        "self_attn.o_proj": (hidden, q),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    rank: int
+    alpha: float
+    targets: tuple[str, ...] = TARGETS
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+class DraftAdapter(nn.Module):
+    """Trainable factors A [rank, in], B [out, rank] per layer and target, and the mask embedding [hidden]."""
+
+    def __init__(self, model: ModelConfig, config: AdapterConfig, fingerprint: str):
+        super().__init__()
+        unknown = set(config.targets) - set(TARGETS)
+        if unknown:
+            raise RecGuideError(f"adapter target {sorted(unknown)} is unknown; known: {', '.join(TARGETS)}")
+        self.model_config, self.config, self.fingerprint = model, config, fingerprint
+        self.mask_embedding = nn.Parameter(torch.zeros(model.hidden_size))
+        self.factors = nn.ParameterDict()
+        shapes = projection_shapes(model)
+        for layer in range(model.num_layers):
+            for name, (out, into) in shapes.items():
+                if name.split(".")[-1] in config.targets:
+                    key = _key(layer, name)
+                    self.factors[key + "|A"] = nn.Parameter(torch.randn(config.rank, into) / into**0.5)
+                    self.factors[key + "|B"] = nn.Parameter(torch.zeros(out, config.rank))
+
+    def fused(self, dtype: torch.dtype, device: torch.device) -> FusedAdapter:
+        """Side-by-side factors for the backbone. Differentiable with respect to this module's parameters."""
+        shapes = projection_shapes(self.model_config)
+        layers = []
+        for layer in range(self.model_config.num_layers):
+            pairs = {}
+            for fused, names in FUSED.items():
+                present = [n for n in names if _key(layer, n) + "|A" in self.factors]
+                if present:
+                    pairs[fused] = self._pair(layer, names, shapes, dtype, device)
+            layers.append(pairs)
+        return FusedAdapter(layers, self.mask_embedding.to(device, dtype))
+
+    def _pair(self, layer: int, names: tuple[str, ...], shapes, dtype, device) -> tuple[Tensor, Tensor]:
+        down, up = [], []
+        for name in names:
+            key, out = _key(layer, name), shapes[name][0]
+            if key + "|A" in self.factors:
+                down.append(self.factors[key + "|A"])
+                up.append(self.factors[key + "|B"] * self.config.scale)
+            else:
+                up.append(torch.zeros(out, 0, device=self.mask_embedding.device))
+        return torch.cat(down).to(device, dtype), torch.block_diag(*up).to(device, dtype)
+
+    def save(self, folder: Path, metadata: dict[str, str]) -> None:
+        """Write the PEFT-style pair of files; bfloat16 factors."""
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {MASK_KEY: self.mask_embedding.detach().to(torch.bfloat16).contiguous()}
+        for key, value in self.factors.items():
+            tensors[_peft_name(key)] = value.detach().to(torch.bfloat16).contiguous()
+        partial = folder / "adapter_model.safetensors.partial"
+        save_file(tensors, partial, metadata={**metadata, FINGERPRINT_KEY: self.fingerprint, "format": "pt"})
+        partial.replace(folder / "adapter_model.safetensors")
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "r": self.config.rank,
+            "lora_alpha": self.config.alpha,
+            "lora_dropout": 0.0,
+            "bias": "none",
+            "target_modules": list(self.config.targets),
+            "inference_mode": True,
+        }
+        (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+class FusedAdapter:
+    """What a forward pass needs: per layer the factor pairs of the fused projections, and the mask embedding."""
+
+    def __init__(self, layers: list[dict[str, tuple[Tensor, Tensor]]], mask_embedding: Tensor):
+        self.layers, self.mask_embedding = layers, mask_embedding
+
+    def delta(self, layer: int, fused: str, x: Tensor) -> Tensor | None:
+        """scale * B A x for x [rows, in], or None where this projection has no factors."""
+        pair = self.layers[layer].get(fused)
+        if pair is None:
+            return None
+        down, up = pair
+        return (x @ down.T) @ up.T
+
+
+def _key(layer: int, name: str) -> str:
+    return f"{layer}/{name}".replace(".", "/")  # ParameterDict keys may not hold dots
+
+
+def _peft_name(key: str) -> str:
+    path, factor = key.split("|")
+    layer, block, projection = path.split("/")
+    return f"base_model.model.model.layers.{layer}.{block}.{projection}.lora_{factor}.weight"
+
+
+def load_adapter(folder: Path, model: ModelConfig, fingerprint: str) -> DraftAdapter:
+    """Read an adapter folder for this very model.
+
+    Raises RecGuideError where a file is missing or damaged, a tensor has the wrong shape, or the adapter was trained
+    for another model.
+    """
+    config = _read_config(folder)
+    adapter = DraftAdapter(model, config, fingerprint)
+    path = folder / "adapter_model.safetensors"
+    try:
+        with safe_open(path, "pt") as stored:
+            owner = (stored.metadata() or {}).get(FINGERPRINT_KEY)
+            if owner != fingerprint:
+                raise RecGuideError(
+                    f"{path}: adapter was trained for model {owner}, this model is {fingerprint}; "
+                    "train one with 'recguide train-drafter' or choose the adapter of this model"
+                )
+            _fill(adapter, stored, path)
+    except FileNotFoundError:
+        raise RecGuideError(f"{path}: not found; an adapter folder holds adapter_model.safetensors") from None
+    except OSError as fault:
+        raise RecGuideError(f"{path}: {fault}") from None
+    except RecGuideError:
+        raise
+    except Exception as fault:  # safetensors raises its own type for a damaged file
+        raise RecGuideError(f"{path}: damaged ({fault}); restore the file or train the adapter again") from None
+    return adapter.requires_grad_(False)
+
+
+def _read_config(folder: Path) -> AdapterConfig:
+    path = folder / "adapter_config.json"
+    try:
+        raw = json.loads(path.read_text())
+        return AdapterConfig(rank=raw["r"], alpha=raw["lora_alpha"], targets=tuple(raw["target_modules"]))
+    except FileNotFoundError:
+        raise RecGuideError(f"{path}: not found; an adapter folder holds adapter_config.json") from None
+    except (json.JSONDecodeError, KeyError, TypeError) as fault:
+        raise RecGuideError(f"{path}: not an adapter configuration ({fault!r})") from None
+
+
+def _fill(adapter: DraftAdapter, stored, path: Path) -> None:
+    names = {MASK_KEY: adapter.mask_embedding} | {_peft_name(k): v for k, v in adapter.factors.items()}
+    missing = sorted(set(names) - set(stored.keys()))
+    if missing:
+        raise RecGuideError(f"{path}: {len(missing)} tensors missing, first {missing[0]}")
+    with torch.no_grad():
+        for name, parameter in names.items():
+            value = stored.get_tensor(name)
+            if value.shape != parameter.shape:
+                raise RecGuideError(f"{path}: {name} is {tuple(value.shape)}, expected {tuple(parameter.shape)}")
+            parameter.copy_(value)

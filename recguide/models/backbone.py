@@ -1,0 +1,121 @@
+"""The decoder-only backbone over flat rows: RMSNorm, RoPE, grouped-query attention, SwiGLU.
+
+One forward takes rows of many requests, packed flat. It does not know requests, caches or masks: the caller hands it
+``attend``, which stores the rows' K/V wherever it likes and returns the attention output. Rows from ``first_draft_row``
+on go through the draft adapter, all others through the plain weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from recguide.models.adapter import FusedAdapter
+from recguide.models.config import ModelConfig
+from recguide.models.linear import Linear
+from recguide.models.rope import inverse_frequencies, rotary_table, rotate
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim]) -> [rows, heads * head_dim]."""
+
+
+class Layer:
+    """Weights of one decoder layer; q/k/v and gate/up are fused."""
+
+    def __init__(self, weights: Mapping[str, Tensor], prefix: str, pack: bool):
+        def fuse(*names: str) -> Linear:
+            return Linear(torch.cat([weights[f"{prefix}{n}.weight"] for n in names]), pack)
+
+        self.qkv = fuse("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        self.o = fuse("self_attn.o_proj")
+        self.gate_up = fuse("mlp.gate_proj", "mlp.up_proj")
+        self.down = fuse("mlp.down_proj")
+        self.input_norm = weights[prefix + "input_layernorm.weight"]
+        self.post_norm = weights[prefix + "post_attention_layernorm.weight"]
+
+
+class Backbone:
+    """Frozen weights and the forward pass.
+
+    ``weights`` maps Hugging Face Llama names (``model.layers.N...``) to tensors of one dtype on one device.
+    ``pack`` prepacks the linear maps for CPU inference (no gradients through them).
+    """
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], *, pack: bool = True):
+        self.config = config
+        self.embedding = weights["model.embed_tokens.weight"]
+        self.dtype, self.device = self.embedding.dtype, self.embedding.device
+        self.layers = [Layer(weights, f"model.layers.{i}.", pack) for i in range(config.num_layers)]
+        self.norm = weights["model.norm.weight"]
+        self.head = Linear(self.embedding if config.tie_embeddings else weights["lm_head.weight"], pack)
+        self.frequencies = inverse_frequencies(config).to(self.device)
+
+    def embed(self, tokens: Tensor, mask_rows: Tensor | None, mask_embedding: Tensor | None) -> Tensor:
+        """[rows, hidden]; rows listed in ``mask_rows`` take the mask embedding whatever their id."""
+        if mask_embedding is None or mask_rows is None:
+            return F.embedding(tokens, self.embedding)
+        plain = F.embedding(tokens.clamp(max=self.config.vocab_size - 1), self.embedding)
+        return plain.index_put((mask_rows,), mask_embedding.to(plain.dtype))
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        *,
+        first_draft_row: int | None = None,
+        mask_rows: Tensor | None = None,
+        adapter: FusedAdapter | None = None,
+    ) -> Tensor:
+        """Hidden states [rows, hidden] after the last norm.
+
+        tokens, positions: int64 [rows]; mask_rows: int64 [masks], rows that hold the mask;
+        first_draft_row: the first row that the adapter serves (None: no row).
+        """
+        hidden = self.embed(tokens, mask_rows, adapter.mask_embedding if adapter else None)
+        factor = self.config.yarn.attention_factor if self.config.yarn else 1.0
+        rotary = rotary_table(self.frequencies, positions, factor, self.dtype)
+        split = None if adapter is None or first_draft_row == len(tokens) else first_draft_row
+        for index, layer in enumerate(self.layers):
+            hidden = self._layer(index, layer, hidden, rotary, attend, split, adapter)
+        return self._norm(hidden, self.norm)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocab] of the rows given; a real mask token's column is -inf, so it is never chosen."""
+        logits = self.head(hidden)
+        if not self.config.has_virtual_mask:
+            logits[:, self.config.mask_id] = float("-inf")
+        return logits
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_eps)
+
+    def _layer(self, index, layer: Layer, hidden, rotary, attend: Attend, split, adapter) -> Tensor:
+        c = self.config
+        rows = len(hidden)
+        mixed = project(layer.qkv, self._norm(hidden, layer.input_norm), index, "qkv", split, adapter)
+        heads = mixed.view(rows, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
+        turned = rotate(heads[:, : c.num_heads + c.num_kv_heads], *rotary)
+        q, k = turned[:, : c.num_heads], turned[:, c.num_heads :]
+        attended = attend(index, q, k, heads[:, c.num_heads + c.num_kv_heads :])
+        hidden = hidden + project(layer.o, attended, index, "o", split, adapter)
+        gate_up = project(layer.gate_up, self._norm(hidden, layer.post_norm), index, "gate_up", split, adapter)
+        gate, up = gate_up.chunk(2, -1)
+        return hidden + project(layer.down, F.silu(gate) * up, index, "down", split, adapter)
+
+
+def project(linear: Linear, x: Tensor, layer: int, name: str, split: int | None, adapter) -> Tensor:
+    """The plain map for every row, plus the adapter's delta on rows from ``split`` on."""
+    out = linear(x)
+    if split is None:
+        return out
+    delta = adapter.delta(layer, name, x[split:])
+    if delta is None:
+        return out
+    if split == 0:
+        return out + delta
+    out[split:] += delta
+    return out

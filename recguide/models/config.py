@@ -1,0 +1,138 @@
+"""The numbers that describe one decoder-only backbone, read from a Hugging Face ``config.json``.
+
+Knows nothing of weights or files other than the configuration itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from recguide.errors import RecGuideError
+
+
+@dataclass(frozen=True, kw_only=True)
+class YarnScaling:
+    """YaRN rotary scaling (Peng et al. 2023); ``attention_factor`` multiplies cos and sin."""
+
+    factor: float
+    original_max_positions: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Shape and token facts of a backbone (RMSNorm, RoPE, grouped-query attention, SwiGLU).
+
+    ``mask_id`` is the id written into mask rows. A model without a mask token gets the virtual id
+    ``vocab_size``: it has no logit, so it cannot be emitted; its embedding belongs to the draft adapter.
+    ``draft_shift`` is 0: mask row i predicts the token at its own position i.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    yarn: YarnScaling | None = None
+    max_positions: int = 2048
+    tie_embeddings: bool = True
+    mask_id: int = -1
+    eos_ids: tuple[int, ...] = ()
+    draft_shift: int = 0
+
+    def __post_init__(self) -> None:
+        if self.mask_id == -1:
+            object.__setattr__(self, "mask_id", self.vocab_size)
+        if self.num_heads % self.num_kv_heads:
+            raise RecGuideError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
+        if self.head_dim % 2:
+            raise RecGuideError(f"head_dim must be even for rotary embeddings, got {self.head_dim}")
+        if self.draft_shift != 0:
+            raise RecGuideError(f"draft_shift must be 0 (mask row i predicts position i), got {self.draft_shift}")
+
+    @property
+    def has_virtual_mask(self) -> bool:
+        return self.mask_id >= self.vocab_size
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V of one token at two bytes an element."""
+        return 4 * self.num_layers * self.num_kv_heads * self.head_dim
+
+
+SUPPORTED_TYPES = ("llama", "mistral")
+
+
+def from_hf(config: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
+    """Read a Llama-type Hugging Face configuration (transformers 4 and 5 spellings of the rotary keys)."""
+    kind = config.get("model_type")
+    if kind not in SUPPORTED_TYPES:
+        raise RecGuideError(f"{where}: model_type {kind!r} is not supported; supported: {', '.join(SUPPORTED_TYPES)}")
+    if config.get("attention_bias") or config.get("mlp_bias"):
+        raise RecGuideError(f"{where}: linear layers with biases are not supported")
+    try:
+        return _read(config)
+    except KeyError as missing:
+        raise RecGuideError(f"{where}: key {missing} is missing") from None
+
+
+def _read(config: Mapping[str, Any]) -> ModelConfig:
+    heads = config["num_attention_heads"]
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    eos = config.get("eos_token_id")
+    mask = config.get("mask_token_id")
+    return ModelConfig(
+        vocab_size=config["vocab_size"],
+        hidden_size=config["hidden_size"],
+        intermediate_size=config["intermediate_size"],
+        num_layers=config["num_hidden_layers"],
+        num_heads=heads,
+        num_kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        rms_eps=config.get("rms_norm_eps", 1e-6),
+        rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+        yarn=_yarn(rope),
+        max_positions=config["max_position_embeddings"],
+        tie_embeddings=config.get("tie_word_embeddings", False),
+        mask_id=-1 if mask is None else mask,
+        eos_ids=() if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (eos,),
+    )
+
+
+def _yarn(rope: Mapping[str, Any]) -> YarnScaling | None:
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return None
+    if kind != "yarn":
+        raise RecGuideError(f"config.json: rope_type {kind!r} is not supported; supported: default, yarn")
+    factor = float(rope["factor"])
+    return YarnScaling(
+        factor=factor,
+        original_max_positions=rope["original_max_position_embeddings"],
+        beta_fast=rope.get("beta_fast") or 32.0,
+        beta_slow=rope.get("beta_slow") or 1.0,
+        attention_factor=_attention_factor(rope, factor),
+    )
+
+
+def _attention_factor(rope: Mapping[str, Any], factor: float) -> float:
+    """mscale(factor) / mscale_all_dim(factor) where both are given (1.0 for Nemotron), else 0.1 ln(factor) + 1."""
+    import math
+
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+
+    def mscale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if rope.get("mscale") and rope.get("mscale_all_dim"):
+        return mscale(rope["mscale"]) / mscale(rope["mscale_all_dim"])
+    return mscale(1.0)

@@ -1,0 +1,178 @@
+"""One call from a name to a model ready for the engine: weights, tokenizer, draft adapter, and what fell back."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from recguide.errors import RecGuideError
+from recguide.models import embedded
+from recguide.models.adapter import DraftAdapter, FusedAdapter, load_adapter
+from recguide.models.backbone import Backbone
+from recguide.models.checkpoint import fingerprint_folder, fingerprint_tensors, load_weights, read_json
+from recguide.models.config import ModelConfig, from_hf
+from recguide.models.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass
+class Model:
+    """A loaded model. ``fallbacks`` lists, in words, everything that is not as it should be (rule R8)."""
+
+    name: str
+    config: ModelConfig
+    backbone: Backbone
+    tokenizer: Tokenizer
+    fingerprint: str
+    adapter: DraftAdapter | None = None
+    adapter_path: Path | None = None
+    folder: Path | None = None
+    fallbacks: list[str] = field(default_factory=list)
+
+    def fused_adapter(self) -> FusedAdapter:
+        """The adapter in the backbone's dtype; without one, plain weights and a stand-in mask embedding."""
+        if self.adapter is not None:
+            return self.adapter.fused(self.backbone.dtype, self.backbone.device)
+        table = self.backbone.embedding
+        mask = table.float().mean(0).to(table.dtype) if self.config.has_virtual_mask else table[self.config.mask_id]
+        return FusedAdapter([{} for _ in range(self.config.num_layers)], mask)
+
+
+def default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 where the device multiplies it natively, else float32."""
+    if device.type == "cuda":
+        return torch.bfloat16
+    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+
+
+def load_model(
+    name: str = embedded.NAME,
+    *,
+    dtype: str | None = None,
+    device: str | None = None,
+    adapter: str | Path | None = "auto",
+    pack: bool = True,
+) -> Model:
+    """Load the embedded default, a local folder in Hugging Face layout, or a hub name.
+
+    ``adapter`` is a folder, ``"auto"`` (the one shipped for this model, if any) or None. Raises RecGuideError for an
+    unknown name or dtype, damaged weights, or an adapter of another model.
+    """
+    where = torch.device(device) if device else default_device()
+    kind = _dtype(dtype) if dtype else default_dtype(where)
+    folder = find_folder(name)
+    config = _read_config(folder)
+    weights = load_weights(folder, config, kind, where)
+    model = Model(
+        name=name,
+        config=config,
+        backbone=Backbone(config, weights, pack=pack),
+        tokenizer=HFTokenizer(folder),
+        fingerprint=fingerprint_folder(folder),
+        folder=folder,
+    )
+    _attach_adapter(model, adapter)
+    return model
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise RecGuideError(f"dtype {name!r} is unknown; known: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def find_folder(name: str) -> Path:
+    """The folder of a model: the cache for the default, a path as given, or a hub snapshot."""
+    if name == embedded.NAME:
+        folder = embedded.fetch()
+        embedded.verify_cached()
+        return folder
+    if Path(name).is_dir():
+        return Path(name)
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return _snapshot(name)
+    raise RecGuideError(f"model {name!r} is neither {embedded.NAME}, a folder, nor a hub name (owner/name)")
+
+
+def _snapshot(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+    except Exception as fault:  # the hub client has no common base for its network, name and gate errors
+        reason = str(fault).splitlines()[0]
+        raise RecGuideError(f"model {name!r}: no such folder here, and the hub gave: {reason}") from None
+
+
+def _read_config(folder: Path) -> ModelConfig:
+    config = from_hf(read_json(folder / "config.json"), str(folder / "config.json"))
+    generation = folder / "generation_config.json"
+    eos = read_json(generation).get("eos_token_id") if generation.exists() else None
+    if eos is None:
+        return config
+    return dataclasses.replace(config, eos_ids=tuple(eos) if isinstance(eos, list) else (eos,))
+
+
+def shipped_adapter(name: str) -> Path | None:
+    """The adapter folder that ships in ``data/`` for this model, if there is one."""
+    folder = Path(str(resources.files("recguide.data"))) / "drafter" / name
+    return folder if (folder / "adapter_config.json").exists() else None
+
+
+def _attach_adapter(model: Model, adapter: str | Path | None) -> None:
+    path = shipped_adapter(model.name) if adapter == "auto" else Path(adapter) if adapter else None
+    if path is None:
+        model.fallbacks.append("no draft adapter: drafts come from the plain weights and are rarely accepted")
+        return
+    model.adapter, model.adapter_path = load_adapter(path, model.config, model.fingerprint), path
+
+
+def random_weights(config: ModelConfig, seed: int = 0, scale: float = 0.5) -> dict[str, Tensor]:
+    """Random float32 weights, wide enough that greedy tokens vary."""
+    from recguide.models.checkpoint import expected_tensors
+
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, shape in expected_tensors(config).items():
+        noise = torch.randn(shape, generator=generator)
+        weights[name] = 1 + 0.1 * noise if "norm" in name else noise * scale
+    return weights
+
+
+TINY = ModelConfig(
+    vocab_size=300,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_positions=512,
+    eos_ids=(299,),
+)
+
+
+def tiny_model(seed: int = 0, config: ModelConfig = TINY, *, adapter_rank: int = 4, pack: bool = True) -> Model:
+    """A random float32 model of a few thousand parameters with a byte tokenizer and a random draft adapter."""
+    from recguide.models.adapter import AdapterConfig
+
+    weights = random_weights(config, seed)
+    fingerprint = fingerprint_tensors(weights)
+    model = Model("tiny", config, Backbone(config, weights, pack=pack), ByteTokenizer(), fingerprint)
+    if adapter_rank:
+        torch.manual_seed(seed)
+        adapter = DraftAdapter(config, AdapterConfig(rank=adapter_rank, alpha=adapter_rank), fingerprint)
+        for parameter in adapter.parameters():
+            parameter.data.normal_(0, 0.1)
+        model.adapter = adapter.requires_grad_(False)
+    return model

@@ -1,0 +1,52 @@
+"""Text to token ids and back, with the model's chat template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from recguide.errors import RecGuideError
+
+
+class Tokenizer(Protocol):
+    """What the engine and the tools need of a tokenizer."""
+
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, ids: list[int]) -> str: ...
+    def chat(self, messages: list[dict[str, str]], *, generation_prompt: bool = True) -> list[int]: ...
+
+
+class HFTokenizer:
+    """A Hugging Face fast tokenizer; special tokens are dropped from decoded text."""
+
+    def __init__(self, folder: Path):
+        from transformers import PreTrainedTokenizerFast
+
+        if not (folder / "tokenizer.json").exists():
+            raise RecGuideError(f"{folder}: tokenizer.json not found; a model folder holds its tokenizer")
+        self._tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    def chat(self, messages: list[dict[str, str]], *, generation_prompt: bool = True) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's turn."""
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
+        return self.encode(text)
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as tokens, for tiny test models (vocabulary of 256 or more)."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(i for i in ids if i < 256).decode(errors="replace")
+
+    def chat(self, messages: list[dict[str, str]], *, generation_prompt: bool = True) -> list[int]:
+        text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
+        return self.encode(text + "assistant: " if generation_prompt else text)

@@ -1,0 +1,33 @@
+"""Policies by name. ``parse_policy("linear:8")`` reads a name and its knobs in order, or as ``name=value``."""
+
+from __future__ import annotations
+
+from recguide.errors import RecGuideError
+from recguide.policies.ar import Autoregressive
+from recguide.policies.ar_row import ArRow
+from recguide.policies.base import Knob, Policy
+from recguide.policies.linear import Linear
+from recguide.policies.overlap import Overlap
+from recguide.policies.quadratic import Quadratic
+from recguide.policies.window import Window
+
+__all__ = ["POLICIES", "Knob", "Policy", "parse_policy"]
+
+POLICIES: dict[str, type[Policy]] = {p.name: p for p in (Autoregressive, Linear, ArRow, Window, Quadratic, Overlap)}
+
+
+def parse_policy(spec: str | Policy) -> Policy:
+    """A policy from text such as ``ar``, ``linear:8``, ``overlap:8:0.4`` or ``overlap:delta=0.4``."""
+    if isinstance(spec, Policy):
+        return spec
+    name, *parts = spec.strip().split(":")
+    if name not in POLICIES:
+        raise RecGuideError(f"policy {name!r} is unknown; known: {', '.join(POLICIES)}")
+    cls = POLICIES[name]
+    if len(parts) > len(cls.knobs):
+        raise RecGuideError(f"policy {spec!r} has {len(parts)} values, {name} takes {len(cls.knobs)}")
+    values = {}
+    for knob, part in zip(cls.knobs, parts, strict=False):
+        key, equals, value = part.partition("=")
+        values[key if equals else knob.name] = value if equals else part
+    return cls(**values)

@@ -1,0 +1,83 @@
+"""What every policy is: a function from the state of running requests to plans, with knobs that describe themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from recguide.engine.plan import Branch, RequestPlan
+from recguide.engine.request import Draft, Request
+from recguide.errors import RecGuideError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """A number a person may set. The command line, validation and sliders are all made from it."""
+
+    name: str
+    default: float
+    low: float
+    high: float
+    unit: str
+    help: str
+
+    def check(self, value: Any, policy: str) -> float:
+        """The value as int (or float where the default is one), or a RecGuideError naming the allowed range."""
+        kind = type(self.default)
+        try:
+            number = kind(value)
+        except (TypeError, ValueError):
+            raise RecGuideError(f"policy {policy}: {self.name} is {value!r}, expected {kind.__name__}") from None
+        if not self.low <= number <= self.high:
+            raise RecGuideError(
+                f"policy {policy}: {self.name} is {number}; allowed: {self.low}..{self.high} {self.unit}"
+            )
+        return number
+
+
+BLOCK = Knob(name="block", default=8, low=2, high=64, unit="tokens", help="tokens per block, seed included")
+
+
+class Policy:
+    """Base of all policies. Subclasses set ``name``, ``summary`` and ``knobs``, and plan one request at a time."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    knobs: ClassVar[tuple[Knob, ...]] = ()
+    needs_signals: ClassVar[bool] = False
+
+    def __init__(self, **values: Any):
+        known = {knob.name: knob for knob in self.knobs}
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise RecGuideError(f"policy {self.name}: unknown knob {unknown[0]!r}; known: {', '.join(known) or 'none'}")
+        for name, knob in known.items():
+            setattr(self, name, knob.check(values.get(name, knob.default), self.name))
+
+    @property
+    def spec(self) -> str:
+        """The text form, as ``parse_policy`` reads it."""
+        return ":".join([self.name, *(f"{getattr(self, k.name):g}" for k in self.knobs)])
+
+    def plan(self, requests: Sequence[Request]) -> list[RequestPlan]:
+        """One plan for each running request."""
+        return [self.plan_request(request) for request in requests]
+
+    def plan_request(self, request: Request) -> RequestPlan:
+        raise NotImplementedError
+
+
+def draft_only(request: Request, masks: int) -> RequestPlan:
+    """No trunk, one draft branch from the seed."""
+    return RequestPlan(None, (Branch(0, request.tokens[-1], masks),))
+
+
+def continuation(verify: int, masks: int) -> Branch:
+    """An open branch behind the whole trunk: it assumes full acceptance. Its first mask guesses the bonus token."""
+    return Branch(verify + 1, None, masks)
+
+
+def correction(draft: Draft, position: int, masks: int) -> Branch:
+    """A branch that assumes draft ``position`` (1 is the first) is rejected in favour of the second-best token."""
+    return Branch(position, draft.second[position - 1], masks)

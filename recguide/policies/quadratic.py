@@ -1,0 +1,17 @@
+"""Quadratic self-speculation (TiDAR): an open branch after every trunk row, so that every outcome has a draft ready."""
+
+from __future__ import annotations
+
+from recguide.engine.plan import Branch, RequestPlan
+from recguide.engine.request import Request
+from recguide.policies.base import BLOCK, Policy
+
+
+class Quadratic(Policy):
+    name = "quadratic"
+    summary = "verify and draft in one forward, with an open branch after every trunk row"
+    knobs = (BLOCK,)
+
+    def plan_request(self, request: Request) -> RequestPlan:
+        verify = len(request.draft.tokens) if request.draft else 0
+        return RequestPlan(verify, tuple(Branch(p, None, self.block) for p in range(1, verify + 2)))
