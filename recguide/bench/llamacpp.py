@@ -33,6 +33,7 @@ from recguide import __version__
 from recguide.bench.prompts import Prompt, fingerprint, load_prompts
 from recguide.errors import RecGuideError
 
+OTHER = "llama.cpp"
 CHILD = "from recguide.bench.llamacpp import serve; serve()"
 TIMEOUT_S = 600
 WARM_UP = Prompt("warm-up", text="Once upon a time")
@@ -85,7 +86,7 @@ class LlamaServer:
 
     def start(self) -> str:
         """Load the model, answer one request to warm up, and return the address, on a free port of this machine."""
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115: closed by stop
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by stop)
         pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log}
         # In a session of its own: an interrupt from the keyboard is for us, and we stop it.
         self._child = subprocess.Popen([sys.executable, "-c", CHILD], **pipe, text=True, start_new_session=True)

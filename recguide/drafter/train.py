@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -24,11 +25,14 @@ from recguide.drafter.dialogues import Dialogue
 from recguide.errors import RecGuideError
 from recguide.kernels.attention import attention, fold_mask
 from recguide.models.adapter import AdapterConfig, DraftAdapter
+from recguide.models.backbone import Attend
 from recguide.models.loader import Model
 
 HELD_OUT = 0.04
 EVAL_MASKS = 7
+EVAL_SEQUENCES = 4
 SAVE_SECONDS = 180
+CACHE_BYTES = 6 * 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +41,9 @@ class TrainSettings:
     verifier's probabilities (its ``top`` best tokens), the rest follows the token that was written. Position j behind
     the last known token weighs ``decay ** (j - 1)``."""
 
-    steps: int = 1500
-    rows: int = 1024
-    sequences: int = 8
+    steps: int = 1400
+    rows: int = 512
+    sequences: int = 3
     rank: int = 32
     learning_rate: float = 2e-3
     warmup: int = 30
@@ -76,6 +80,7 @@ class Trainer:
         self.optimiser = torch.optim.AdamW(
             self.adapter.parameters(), lr=settings.learning_rate, weight_decay=0.0, betas=(0.9, 0.95)
         )
+        self._clean = CleanTexts(model, settings.top)
         self.step, self.seconds = 0, 0.0
         self._resume()
 
@@ -161,25 +166,30 @@ class Trainer:
         return loss.item()
 
     def _loss(self, batch: list[Dialogue], blocks: list[list[Block]]) -> Tensor:
-        clean = CleanText(self.model, batch, top=self.settings.top)
-        packed = [pack(d.prompt + d.answer, b, self.model.config.mask_id) for d, b in zip(batch, blocks, strict=True)]
+        clean = [self._clean.get(d) for d in batch]
+        packed = self._pack(batch, blocks)
         logits = self._draft_logits(clean, packed)
-        places = [offset + p.targets for offset, p in zip(clean.offsets, packed, strict=True)]
-        target = torch.cat(places).to(logits.device)
-        weight = self.settings.decay ** (torch.cat([p.distance for p in packed]) - 1).to(logits.device)
-        return self._distill(logits, clean, target, weight)
-
-    def _distill(self, logits: Tensor, clean: CleanText, target: Tensor, weight: Tensor) -> Tensor:
-        """Cross entropy to a mixture of the verifier's top probabilities and the token that was written."""
-        logs = F.log_softmax(logits.float(), -1)
-        # the probabilities for the token at place t stand at row t - 1 of the clean text
-        ids, probabilities = clean.top_ids[target - 1], clean.top_probabilities[target - 1]
-        soft = -(probabilities * logs.gather(1, ids)).sum(-1)
-        hard = -logs.gather(1, clean.tokens[target][:, None])[:, 0]
-        each = self.settings.soft * soft + (1 - self.settings.soft) * hard
+        distance = torch.cat([p.distance for p in packed]).to(logits.device)
+        weight = self.settings.decay ** (distance - 1)
+        each = self._distill(logits, clean, packed)
         return (each * weight).sum() / weight.sum()
 
-    def _draft_logits(self, clean: CleanText, packed: list[PackedSequence]) -> Tensor:
+    def _pack(self, batch: list[Dialogue], blocks: list[list[Block]]) -> list[PackedSequence]:
+        mask = self.model.config.mask_id
+        return [pack(d.prompt + d.answer, b, mask) for d, b in zip(batch, blocks, strict=True)]
+
+    def _distill(self, logits: Tensor, clean: list[CleanText], packed: list[PackedSequence]) -> Tensor:
+        """Cross entropy [masks] to a mixture of the verifier's top probabilities and the token that was written."""
+        logs = F.log_softmax(logits.float(), -1)
+        pairs = list(zip(clean, packed, strict=True))
+        ids = torch.cat([c.top_ids[p.targets] for c, p in pairs])
+        probabilities = torch.cat([c.top_probabilities[p.targets] for c, p in pairs])
+        written = torch.cat([c.tokens[p.targets] for c, p in pairs])
+        soft = -(probabilities * logs.gather(1, ids)).sum(-1)
+        hard = -logs.gather(1, written[:, None])[:, 0]
+        return self.settings.soft * soft + (1 - self.settings.soft) * hard
+
+    def _draft_logits(self, clean: list[CleanText], packed: list[PackedSequence]) -> Tensor:
         """Logits [masks, vocab] of all mask rows, through the adapter."""
         backbone = self.model.backbone
         sizes = [len(p.tokens) for p in packed]
@@ -189,7 +199,7 @@ class Trainer:
         hidden = backbone.forward(
             torch.cat([p.tokens for p in packed]).to(device),
             torch.cat([p.positions for p in packed]).to(device),
-            clean.attend_from([p.allowed.to(device) for p in packed]),
+            attend_from(clean, packed),
             first_draft_row=0,
             mask_rows=mask_rows,
             adapter=self.adapter.fused(backbone.dtype, device),
@@ -198,11 +208,10 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> list[float]:
-        """P(draft j equals the written token | all before did), on held-out greedy answers."""
+        """P(draft j equals the written token | all before did), on held-out answers."""
         reached, accepted = [0] * EVAL_MASKS, [0] * EVAL_MASKS
-        for first in range(0, len(self.held_out), self.settings.sequences):
-            batch = self.held_out[first : first + self.settings.sequences]
-            for row in self._evaluate_batch(batch):
+        for first in range(0, len(self.held_out), EVAL_SEQUENCES):
+            for row in self._evaluate_batch(self.held_out[first : first + EVAL_SEQUENCES]):
                 for j, right in enumerate(row):
                     reached[j] += 1
                     accepted[j] += right
@@ -211,20 +220,21 @@ class Trainer:
         return [a / r if r else 0.0 for a, r in zip(accepted, reached, strict=True)]
 
     def _evaluate_batch(self, batch: list[Dialogue]) -> list[list[bool]]:
-        clean = CleanText(self.model, batch, top=1)
-        blocks = []
-        for d in batch:
-            places = range(len(d.prompt) - 1, len(d.prompt) + len(d.answer) - 1 - EVAL_MASKS, EVAL_MASKS + 1)
-            blocks.append([Block(at, EVAL_MASKS, False) for at in places] or [Block(len(d.prompt) - 1, 1, False)])
-        packed = [pack(d.prompt + d.answer, b, self.model.config.mask_id) for d, b in zip(batch, blocks, strict=True)]
+        """Per block: which drafts are right."""
+        clean = [self._clean.get(d) for d in batch]
+        blocks = [_evaluation_blocks(d) for d in batch]
+        packed = self._pack(batch, blocks)
         best = self._draft_logits(clean, packed).argmax(-1)
-        places = torch.cat([o + p.targets for o, p in zip(clean.offsets, packed, strict=True)]).to(best.device)
-        right = (best == clean.tokens[places]).tolist()
-        rows, at = [], 0
-        for block in (b for bs in blocks for b in bs):
-            rows.append(right[at : at + block.masks])
-            at += block.masks
-        return rows
+        written = torch.cat([c.tokens[p.targets] for c, p in zip(clean, packed, strict=True)])
+        right = iter((best == written).tolist())
+        return [list(islice(right, block.masks)) for each in blocks for block in each]
+
+
+def _evaluation_blocks(dialogue: Dialogue) -> list[Block]:
+    """Blocks of EVAL_MASKS drafts that tile the answer; the end of the text shortens the last."""
+    last = len(dialogue.prompt) + len(dialogue.answer) - 1
+    places = range(len(dialogue.prompt) - 1, last, EVAL_MASKS + 1)
+    return [Block(at, min(EVAL_MASKS, last - at), False) for at in places]
 
 
 def expected_accepted(conditional: list[float]) -> float:
@@ -237,53 +247,75 @@ def expected_accepted(conditional: list[float]) -> float:
 
 
 class CleanText:
-    """Frozen K/V and next-token probabilities of several dialogues, rows concatenated; no gradient."""
+    """Frozen K/V of one dialogue and the verifier's probabilities for its answer, made once without gradient.
+
+    ``keys`` and ``values`` hold one [kv_heads, tokens, head_dim] a layer. Row t of ``top_ids`` and
+    ``top_probabilities`` [tokens, top] is about the token at place t; only answer places are filled.
+    """
 
     @torch.no_grad()
-    def __init__(self, model: Model, batch: list[Dialogue], top: int):
-        self._scale = model.config.head_dim**-0.5
-        device = model.backbone.device
-        texts = [d.prompt + d.answer for d in batch]
-        self.sizes = [len(t) for t in texts]
-        self.offsets = [sum(self.sizes[:i]) for i in range(len(texts))]
-        self.tokens = torch.tensor([t for text in texts for t in text], device=device)
-        positions = torch.cat([torch.arange(n) for n in self.sizes]).to(device)
-        self._keys: list[list[Tensor]] = []
-        self._values: list[list[Tensor]] = []
-        hidden = model.backbone.forward(self.tokens, positions, self._attend_causally)
-        logits = model.backbone.logits(hidden).float()
-        best = logits.topk(top, -1)
-        self.top_ids = best.indices
-        self.top_probabilities = (best.values - logits.logsumexp(-1, keepdim=True)).exp()
-        self.top_probabilities /= self.top_probabilities.sum(-1, keepdim=True)
+    def __init__(self, model: Model, dialogue: Dialogue, top: int):
+        config, backbone = model.config, model.backbone
+        self._scale, self.group_size = config.head_dim**-0.5, config.num_heads // config.num_kv_heads
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.tokens = torch.tensor(dialogue.prompt + dialogue.answer, device=backbone.device)
+        size, first = len(self.tokens), len(dialogue.prompt)
+        hidden = backbone.forward(self.tokens, torch.arange(size, device=backbone.device), self._attend)
+        best = backbone.logits(hidden[first - 1 : size - 1]).topk(top, -1)
+        self.top_ids = best.indices.new_zeros(size, top)
+        self.top_probabilities = torch.zeros(size, top, device=backbone.device)
+        self.top_ids[first:] = best.indices
+        self.top_probabilities[first:] = best.values.float().softmax(-1)  # among the best ``top``
 
-    def _attend_causally(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self._keys.append([heads_first(x) for x in k.split(self.sizes)])
-        self._values.append([heads_first(x) for x in v.split(self.sizes)])
-        made = []
-        for rows, keys, values in zip(q.split(self.sizes), self._keys[layer], self._values[layer], strict=True):
-            groups = rows.shape[1] // keys.shape[0]
-            wide = [x.repeat_interleave(groups, 0)[None] for x in (keys, values)]
-            out = F.scaled_dot_product_attention(heads_first(rows)[None], *wide, is_causal=True, scale=self._scale)
-            made.append(out[0].transpose(0, 1).flatten(1))
-        return torch.cat(made)
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.keys.append(heads_first(k).contiguous())
+        self.values.append(heads_first(v).contiguous())
+        wide = [x[-1].repeat_interleave(self.group_size, 0)[None] for x in (self.keys, self.values)]
+        out = F.scaled_dot_product_attention(heads_first(q)[None], *wide, is_causal=True, scale=self._scale)
+        return out[0].transpose(0, 1).flatten(1)
 
-    def attend_from(self, allowed: list[Tensor]) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
-        """An ``attend`` for draft rows: each sees its part of the clean text and its own block."""
-        sizes = [len(a) for a in allowed]
+    @property
+    def bytes(self) -> int:
+        return 2 * sum(k.nbytes for k in self.keys)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            groups = q.shape[1] // k.shape[1]
-            made = []
-            parts = zip(q.split(sizes), k.split(sizes), v.split(sizes), allowed, strict=True)
-            for i, (rows, keys, values, mask) in enumerate(parts):
-                all_keys = torch.cat((self._keys[layer][i], heads_first(keys)), 1)[None]
-                all_values = torch.cat((self._values[layer][i], heads_first(values)), 1)[None]
-                blocked = fold_mask(~mask[None], groups)
-                made.append(attention(rows[None], all_keys, all_values, blocked, self._scale)[0])
-            return torch.cat(made)
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, blocked: Tensor) -> Tensor:
+        """Attention of draft rows over this text and themselves; ``blocked`` as ``fold_mask`` makes it."""
+        keys = torch.cat((self.keys[layer], heads_first(k)), 1)[None]
+        values = torch.cat((self.values[layer], heads_first(v)), 1)[None]
+        return attention(q[None], keys, values, blocked, self._scale)[0]
 
-        return attend
+
+class CleanTexts:
+    """Clean texts by dialogue, kept for the next epoch while they fit into ``budget`` bytes."""
+
+    def __init__(self, model: Model, top: int, budget: int = CACHE_BYTES):
+        self._model, self._top, self._budget = model, top, budget
+        self._kept: dict[int, CleanText] = {}
+        self._used = 0
+
+    def get(self, dialogue: Dialogue) -> CleanText:
+        kept = self._kept.get(id(dialogue))
+        if kept is None:
+            kept = CleanText(self._model, dialogue, self._top)
+            if self._used + kept.bytes <= self._budget:
+                self._kept[id(dialogue)] = kept
+                self._used += kept.bytes
+        return kept
+
+
+def attend_from(clean: list[CleanText], packed: list[PackedSequence]) -> Attend:
+    """An ``attend`` for the draft rows of several dialogues, one after the other."""
+    sizes = [len(p.tokens) for p in packed]
+    blocked = [
+        fold_mask(~p.allowed[None].to(c.tokens.device), c.group_size) for c, p in zip(clean, packed, strict=True)
+    ]
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        parts = zip(clean, q.split(sizes), k.split(sizes), v.split(sizes), blocked, strict=True)
+        return torch.cat([text.attend(layer, *part) for text, *part in parts])
+
+    return attend
 
 
 def heads_first(x: Tensor) -> Tensor:

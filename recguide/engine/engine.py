@@ -175,7 +175,8 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return not (self.running or self.waiting or self._commands)
+        """True when a step would neither run anything nor report anything."""
+        return not (self.running or self.waiting or self._commands or self._pending_deltas)
 
     def generate(
         self,
@@ -210,7 +211,7 @@ class Engine:
             self._apply_commands()
             self._admit()
             if not self.running:
-                return self._take_deltas()
+                return self.take_deltas()
             clock = _Clock()
             work = self._plan()
             clock.mark("plan")
@@ -224,7 +225,7 @@ class Engine:
             self.running = [r for r in self.running if not r.finished]
             clock.mark("accept")
             self._record(work, layout, clock)
-            return self._take_deltas()
+            return self.take_deltas()
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self._concurrency:
@@ -392,7 +393,8 @@ class Engine:
         self.stats.requests.add(request.stats)
         self._pending_deltas.append(Delta(request, tokens or [], reason))
 
-    def _take_deltas(self) -> list[Delta]:
+    def take_deltas(self) -> list[Delta]:
+        """What was gained since the last step returned, such as the ends of aborted requests."""
         taken, self._pending_deltas = self._pending_deltas, []
         return taken
 

@@ -41,12 +41,15 @@ class Segment:
 
 @dataclass(slots=True)
 class Group:
-    """Requests whose attention is computed together. ``rows`` [requests, padded] are flat row numbers."""
+    """Requests whose attention is computed together. ``rows`` [slots, padded] are flat row numbers.
+
+    ``slots`` may hold slots of no request of the group; their rows are padding too.
+    """
 
     slots: list[int]
     keys: int
     rows: Tensor
-    real: Tensor | None  # flat places in [requests * padded] that are not padding; None: no padding
+    real: Tensor | None  # flat places in [slots * padded] that are not padding; None: no padding
     blocked: Tensor | None  # folded mask, True where a row may not look
 
     def to(self, device: torch.device) -> Group:
@@ -177,16 +180,26 @@ def _groups(segments: list[Segment], rows: _Rows, group_size: int) -> list[Group
 def _group(segments: list[Segment], owned: list[list[int]], columns: np.ndarray, group_size: int) -> Group:
     width = max(len(o) for o in owned)
     keys = max(s.cached + s.rows for s in segments)
-    flat = np.array([o + o[-1:] * (width - len(o)) for o in owned])  # padding repeats the last row
-    padded = any(len(o) < width for o in owned)
-    real = np.array([i * width + j for i, o in enumerate(owned) for j in range(len(o))]) if padded else None
+    by_slot = dict(zip((s.slot for s in segments), owned, strict=True))
+    slots = _span(list(by_slot))
+    places = [by_slot.get(slot, []) for slot in slots]
+    filler = owned[0][-1:]
+    flat = np.array([o + (o[-1:] or filler) * (width - len(o)) for o in places])  # padding repeats a row
+    padded = any(len(o) < width for o in places)
+    real = np.array([i * width + j for i, o in enumerate(places) for j in range(len(o))]) if padded else None
     return Group(
-        slots=[s.slot for s in segments],
+        slots=slots,
         keys=keys,
         rows=torch.from_numpy(flat),
         real=None if real is None else torch.from_numpy(real),
         blocked=fold_mask(blocked_keys(columns[:, flat], keys), group_size),
     )
+
+
+def _span(slots: list[int]) -> list[int]:
+    """The slots to read. Where most of a range is wanted, the whole range: a view of the cache instead of a copy."""
+    first, last = min(slots), max(slots)
+    return list(range(first, last + 1)) if last - first + 1 <= 2 * len(slots) else slots
 
 
 def blocked_keys(columns: np.ndarray, keys: int) -> Tensor | None:

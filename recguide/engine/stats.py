@@ -50,7 +50,7 @@ class RequestStats:
         return self.rows / self.completion_tokens if self.completion_tokens else None
 
     def verified(self, drafted: int, accepted: int, kept: int) -> None:
-        """Count one trunk: ``drafted`` tokens proposed, ``accepted`` matched, ``kept`` tokens committed of accepted+1."""
+        """Count a trunk: ``drafted`` tokens proposed, ``accepted`` matched, ``kept`` of accepted + 1 committed."""
         self.completion_tokens += kept
         self.cut_tokens += accepted + 1 - kept
         if not drafted:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from recguide.errors import RecGuideError
 from recguide.models.config import ModelConfig
+from recguide.models.linear import Linear
 
 FUSED = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -76,7 +77,7 @@ class DraftAdapter(nn.Module):
                     self.factors[key + "|B"] = nn.Parameter(torch.zeros(out, config.rank))
 
     def fused(self, dtype: torch.dtype, device: torch.device) -> FusedAdapter:
-        """Side-by-side factors for the backbone. Differentiable with respect to this module's parameters."""
+        """Side-by-side factors for the backbone. Differentiable while this module's parameters need gradients."""
         shapes = projection_shapes(self.model_config)
         layers = []
         for layer in range(self.model_config.num_layers):
@@ -88,7 +89,7 @@ class DraftAdapter(nn.Module):
             layers.append(pairs)
         return FusedAdapter(layers, self.mask_embedding.to(device, dtype))
 
-    def _pair(self, layer: int, names: tuple[str, ...], shapes, dtype, device) -> tuple[Tensor, Tensor]:
+    def _pair(self, layer: int, names: tuple[str, ...], shapes, dtype, device) -> tuple[Linear, Linear]:
         down, up = [], []
         for name in names:
             key, out = _key(layer, name), shapes[name][0]
@@ -97,7 +98,8 @@ class DraftAdapter(nn.Module):
                 up.append(self.factors[key + "|B"] * self.config.scale)
             else:
                 up.append(torch.zeros(out, 0, device=self.mask_embedding.device))
-        return torch.cat(down).to(device, dtype), torch.block_diag(*up).to(device, dtype)
+        fused = torch.cat(down).to(device, dtype), torch.block_diag(*up).to(device, dtype)
+        return Linear(fused[0], pack=True), Linear(fused[1], pack=True)
 
     def save(self, folder: Path, metadata: dict[str, str]) -> None:
         """Write the PEFT-style pair of files; bfloat16 factors."""
@@ -124,7 +126,7 @@ class DraftAdapter(nn.Module):
 class FusedAdapter:
     """What a forward pass needs: per layer the factor pairs of the fused projections, and the mask embedding."""
 
-    def __init__(self, layers: list[dict[str, tuple[Tensor, Tensor]]], mask_embedding: Tensor):
+    def __init__(self, layers: list[dict[str, tuple[Linear, Linear]]], mask_embedding: Tensor):
         self.layers, self.mask_embedding = layers, mask_embedding
 
     def delta(self, layer: int, fused: str, x: Tensor) -> Tensor | None:
@@ -133,7 +135,7 @@ class FusedAdapter:
         if pair is None:
             return None
         down, up = pair
-        return (x @ down.T) @ up.T
+        return up(down(x))
 
 
 def _key(layer: int, name: str) -> str:

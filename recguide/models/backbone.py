@@ -98,9 +98,9 @@ class Backbone:
         rows = len(hidden)
         mixed = project(layer.qkv, self._norm(hidden, layer.input_norm), index, "qkv", split, adapter)
         heads = mixed.view(rows, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
-        turned = rotate(heads[:, : c.num_heads + c.num_kv_heads], *rotary)
-        q, k = turned[:, : c.num_heads], turned[:, c.num_heads :]
-        attended = attend(index, q, k, heads[:, c.num_heads + c.num_kv_heads :])
+        qk, v = heads.split((c.num_heads + c.num_kv_heads, c.num_kv_heads), 1)
+        q, k = rotate(qk, *rotary).split((c.num_heads, c.num_kv_heads), 1)
+        attended = attend(index, q, k, v)
         hidden = hidden + project(layer.o, attended, index, "o", split, adapter)
         gate_up = project(layer.gate_up, self._norm(hidden, layer.post_norm), index, "gate_up", split, adapter)
         gate, up = gate_up.chunk(2, -1)

@@ -1,0 +1,196 @@
+"""Policies measured against each other: interleaved runs in one process, on the same prompts, paired with ``ar``."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from recguide.bench.prompts import Prompt, fingerprint
+from recguide.engine.engine import Engine
+from recguide.engine.request import Request
+from recguide.engine.sampling import SamplingParams
+from recguide.errors import RecGuideError
+from recguide.models.loader import Model
+from recguide.policies import parse_policy
+from recguide.provenance import provenance
+
+SCHEMA = 1
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings:
+    """What is measured. Each repeat runs every policy at every concurrency once, in an order that alternates."""
+
+    policies: tuple[str, ...] = ("ar", "linear:8")
+    concurrency: tuple[int, ...] = (1, 4, 16)
+    max_new_tokens: int = 128
+    repeats: int = 3
+    temperature: float = 0.0
+    max_context: int = 2048
+
+    def __post_init__(self) -> None:
+        for name in ("policies", "concurrency"):
+            if not getattr(self, name):
+                raise RecGuideError(f"{name} is empty; give at least one")
+        for name in ("max_new_tokens", "repeats"):
+            if getattr(self, name) < 1:
+                raise RecGuideError(f"{name} is {getattr(self, name)}; allowed: >= 1")
+        if min(self.concurrency) < 1:
+            raise RecGuideError(f"concurrency is {min(self.concurrency)}; allowed: >= 1")
+        for spec in self.policies:
+            parse_policy(spec)
+
+    @property
+    def runs(self) -> int:
+        return len(self.policies) * len(self.concurrency) * self.repeats
+
+
+class Bench:
+    """Runs the measurements one by one; ``result()`` is complete at any moment, so that nothing is lost."""
+
+    def __init__(self, model: Model, prompts: Sequence[Prompt], settings: BenchSettings):
+        self.model, self.prompts, self.settings = model, list(prompts), settings
+        self.runs: list[dict] = []
+        self._provenance = provenance()
+        self._encoded = [encode(model, p) for p in self.prompts]
+        longest = max(map(len, self._encoded))
+        if longest + settings.max_new_tokens > settings.max_context:
+            raise RecGuideError(
+                f"a prompt has {longest} tokens; with {settings.max_new_tokens} new ones it exceeds "
+                f"the context of {settings.max_context}; raise --max-context or lower --max-new-tokens"
+            )
+
+    def run(self, on_run: Callable[[dict], None] = lambda _: None) -> None:
+        """Warm every policy up, then measure. ``on_run`` sees each finished run."""
+        self.warm_up()
+        for repeat, concurrency, spec in self._order():
+            on_run(self.measure(spec, concurrency, repeat))
+
+    def warm_up(self) -> None:
+        """Let every policy decode a little, so that no run pays for first calls."""
+        engine = self._engine(self.settings.policies[0])
+        for spec in self.settings.policies:
+            engine.set_policy(spec)
+            engine.generate(self._encoded[:1], SamplingParams(max_new_tokens=WARM_UP_TOKENS))
+
+    def _order(self) -> Iterator[tuple[int, int, str]]:
+        """Neighbouring runs differ in policy only; every other repeat goes backwards (A B, B A)."""
+        for repeat in range(self.settings.repeats):
+            policies = self.settings.policies if repeat % 2 == 0 else self.settings.policies[::-1]
+            for concurrency, spec in itertools.product(self.settings.concurrency, policies):
+                yield repeat, concurrency, spec
+
+    def _engine(self, spec: str) -> Engine:
+        return Engine(
+            self.model, spec, max_concurrency=max(self.settings.concurrency), max_context=self.settings.max_context
+        )
+
+    def measure(self, spec: str, concurrency: int, repeat: int) -> dict:
+        """One run over all prompts, kept in ``runs``."""
+        engine = self._engine(spec)
+        engine.set_concurrency(concurrency)
+        params = [
+            SamplingParams(max_new_tokens=self.settings.max_new_tokens, temperature=self.settings.temperature, seed=i)
+            for i in range(len(self._encoded))
+        ]
+        started = time.perf_counter()
+        requests = engine.generate(self._encoded, params)
+        wall = time.perf_counter() - started
+        run = {"policy": spec, "concurrency": concurrency, "repeat": repeat, **figures(engine, requests, wall)}
+        self.runs.append(run)
+        return run
+
+    def result(self) -> dict:
+        """Everything measured so far, with what it was measured on."""
+        model = self.model
+        return {
+            "schema": SCHEMA,
+            "provenance": self._provenance,
+            "model": {
+                "name": model.name,
+                "fingerprint": model.fingerprint,
+                "dtype": str(model.backbone.dtype).removeprefix("torch."),
+                "adapter": model.adapter_path.name if model.adapter_path else None,
+                "fallbacks": model.fallbacks,
+            },
+            "prompts": {"count": len(self.prompts), "fingerprint": fingerprint(self.prompts)},
+            "settings": asdict(self.settings),
+            "summary": summarise(self.runs),
+            "runs": self.runs,
+        }
+
+
+def encode(model: Model, prompt: Prompt) -> list[int]:
+    """Token ids of a prompt: chats through the template, raw text as it is."""
+    return (
+        model.tokenizer.encode(prompt.text) if prompt.messages is None else model.tokenizer.chat(prompt.as_messages())
+    )
+
+
+def figures(engine: Engine, requests: Sequence[Request], wall: float) -> dict:
+    """Every figure of DESIGN section 11 for one run. Throughputs count kept output tokens; prefill time is included."""
+    totals = engine.stats.requests
+    tokens = totals.completion_tokens
+    return {
+        "wall_s": wall,
+        "tokens": tokens,
+        "prompt_tokens": totals.prompt_tokens,
+        "aggregate_tok_s": tokens / wall,
+        "per_request_tok_s": statistics.median(rates) if (rates := list(per_request_rates(requests))) else None,
+        "ttft_s": statistics.median(r.first_token_at - r.submitted_at for r in requests if r.first_token_at),
+        "tpf": totals.tokens_per_forward,
+        "rows_per_token": totals.rows_per_token,
+        "mean_acceptance_length": totals.mean_acceptance_length,
+        "draft_acceptance_rate": totals.draft_acceptance_rate,
+        "acceptance_histogram": dict(sorted(totals.acceptance_histogram.items())),
+        "num_spec_steps": totals.num_spec_steps,
+        "num_steps_without_draft": totals.num_steps_without_draft,
+        "num_draft_tokens": totals.num_draft_tokens,
+        "num_accepted_draft_tokens": totals.num_accepted_draft_tokens,
+        "conditional_acceptance": totals.conditional_acceptance(),
+        "reached": [totals.reached[j] for j in sorted(totals.reached)],
+        "branches_drafted": dict(totals.branches_drafted),
+        "branches_reused": dict(totals.branches_reused),
+        "steps": engine.stats.steps,
+        "step_seconds": engine.stats.seconds,
+        "phases_s": engine.stats.phases,
+        "share_outside_forward": engine.stats.share_outside_forward,
+        "finished": dict(engine.stats.finished),
+    }
+
+
+def per_request_rates(requests: Sequence[Request]) -> Iterator[float]:
+    """1 / TPOT of each request with at least two tokens, TPOT = (end - first token) / (tokens - 1)."""
+    for r in requests:
+        if r.generated > 1 and r.finished_at > r.first_token_at:
+            yield (r.generated - 1) / (r.finished_at - r.first_token_at)
+
+
+def summarise(runs: Sequence[dict]) -> list[dict]:
+    """Per concurrency and policy: medians over repeats, and the ratio to ``ar`` of the same repeat, run by run."""
+    rows = []
+    keys = dict.fromkeys((r["concurrency"], r["policy"]) for r in runs)
+    for concurrency, policy in keys:
+        mine = [r for r in runs if (r["concurrency"], r["policy"]) == (concurrency, policy)]
+        ratios = list(_ratios(mine, runs))
+        row = {"concurrency": concurrency, "policy": policy, "repeats": len(mine)}
+        for name in ("aggregate_tok_s", "per_request_tok_s", "tpf", "rows_per_token", "mean_acceptance_length"):
+            values = [r[name] for r in mine if r[name] is not None]
+            row[name] = statistics.median(values) if values else None
+        row["share_outside_forward"] = statistics.median(r["share_outside_forward"] for r in mine)
+        if ratios:
+            row |= {"ratio_to_ar": statistics.median(ratios), "ratio_min": min(ratios), "ratio_max": max(ratios)}
+        rows.append(row)
+    return rows
+
+
+def _ratios(mine: Sequence[dict], runs: Sequence[dict]) -> Iterator[float]:
+    for run in mine:
+        for other in runs:
+            same = other["repeat"] == run["repeat"] and other["concurrency"] == run["concurrency"]
+            if same and other["policy"] == "ar":
+                yield run["aggregate_tok_s"] / other["aggregate_tok_s"]

@@ -1,0 +1,69 @@
+"""The command line: ``recguide COMMAND``. Each command lives in ``recguide/commands``; this file wires them up."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from recguide import __version__
+from recguide.commands.audit import audit
+from recguide.commands.bench import bench
+from recguide.commands.demo import demo
+from recguide.commands.doctor import doctor
+from recguide.commands.generate import generate
+from recguide.commands.models import models
+from recguide.commands.train_drafter import train_drafter
+from recguide.errors import RecGuideError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo)
+app.command()(generate)
+app.command()(bench)
+app.command()(audit)
+app.command()(train_drafter)
+app.command()(doctor)
+app.add_typer(models, name="models")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+) -> None:
+    """Decode with diffusion-AR self-speculation, watch it, and measure it.
+
+    Start with [bold]recguide demo[/bold]. Every command has its own --help.
+    """
+
+
+def main() -> None:
+    """Run the command line. Exit status: 0 done, 1 a failed check, 2 a user error, 130 interrupted."""
+    console = Console(stderr=True, soft_wrap=True)
+    try:
+        app()
+    except KeyboardInterrupt:
+        console.print("interrupted")
+        sys.exit(130)
+    except RecGuideError as fault:
+        if "--debug" in sys.argv:
+            raise
+        console.print(f"[red]error:[/red] {fault}", highlight=False)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""``recguide bench``: policies against each other on the same prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+from recguide.bench.measure import Bench, BenchSettings
+from recguide.bench.prompts import load_prompts
+from recguide.bench.table import bench_table
+from recguide.commands.options import Adapter, Device, Dtype, ModelName, PromptsFile, integers, open_model, words
+from recguide.models import embedded
+from recguide.provenance import write_json
+
+
+def bench(
+    policies: Annotated[
+        str, typer.Option(help="Policies with their knobs, separated by commas.")
+    ] = "ar,linear:8,ar-row:8",
+    concurrency: Annotated[str, typer.Option(help="Requests at once, separated by commas.")] = "1,4,16",
+    prompts: PromptsFile = None,
+    limit: Annotated[int | None, typer.Option(help="Use only the first N prompts.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens an answer may have.")] = 64,
+    repeats: Annotated[int, typer.Option(help="Runs of each policy at each concurrency.")] = 3,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result, after every run.")] = None,
+    model: ModelName = embedded.NAME,
+    adapter: Adapter = "auto",
+    dtype: Dtype = None,
+    device: Device = None,
+    max_context: Annotated[int, typer.Option(help="Tokens of prompt and answer together.")] = 2048,
+) -> None:
+    """Measure policies, interleaved in one process, and print medians and paired ratios to ar.
+
+    Nothing else should run on the machine meanwhile. Ctrl-C keeps the finished runs.
+
+    Example: recguide bench --policies ar,linear:8,overlap:8 --concurrency 1,4,16 --json result.json
+    """
+    settings = BenchSettings(
+        policies=words(policies),
+        concurrency=integers(concurrency, "--concurrency"),
+        max_new_tokens=max_new_tokens,
+        repeats=repeats,
+        temperature=temperature,
+        max_context=max_context,
+    )
+    chosen = load_prompts(prompts, limit)
+    if json_out is not None:
+        write_json(json_out, {})  # an unwritable path is found now, not after the runs
+    console = Console()
+    measured = Bench(open_model(model, dtype, device, adapter, console), chosen, settings)
+    try:
+        _run(measured, console, json_out)
+    finally:
+        if measured.runs:
+            result = measured.result()
+            console.print(bench_table(result["summary"], _caption(result)))
+
+
+def _run(measured: Bench, console: Console, json_out: Path | None) -> None:
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("warming up", total=measured.settings.runs)
+
+        def on_run(run: dict) -> None:
+            rate = f"{run['aggregate_tok_s']:.0f} tokens/s"
+            progress.update(task, advance=1, description=f"{run['policy']} at {run['concurrency']}: {rate}")
+            if json_out is not None:
+                write_json(json_out, measured.result())
+
+        measured.run(on_run)
+
+
+def _caption(result: dict) -> str:
+    p, s = result["provenance"], result["settings"]
+    return (
+        f"{result['model']['name']} ({result['model']['dtype']}), {result['prompts']['count']} prompts x "
+        f"{s['max_new_tokens']} tokens, temperature {s['temperature']:g}, median of {s['repeats']}; "
+        f"{p['device']}, {p['threads']} threads"
+    )

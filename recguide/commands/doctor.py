@@ -1,0 +1,86 @@
+"""``recguide doctor``: what runs on this machine, and what falls back."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from recguide import __version__
+from recguide.errors import RecGuideError
+from recguide.models import embedded
+from recguide.models.adapter import load_adapter
+from recguide.models.cache_dir import cache_dir
+from recguide.models.checkpoint import fingerprint_folder, read_json
+from recguide.models.config import from_hf
+from recguide.models.loader import default_device, default_dtype, shipped_adapter
+from recguide.provenance import device_name
+
+GOOD, NOTE, BAD = "[green]ok[/green]", "[yellow]note[/yellow]", "[red]bad[/red]"
+
+
+def doctor() -> None:
+    """Show device, dtype, threads, model and adapter, and everything that is not as it could be.
+
+    Exit status 1 when something is broken (not when it is only absent).
+    """
+    rows = [*_software(), *_device(), *_model()]
+    table = Table("", "what", "found", show_lines=False)
+    for state, what, found in rows:
+        table.add_row(state, what, found)
+    Console().print(table)
+    if any(state == BAD for state, *_ in rows):
+        raise typer.Exit(1)
+
+
+def _software() -> list[tuple[str, str, str]]:
+    rows = [(GOOD, "recguide", __version__), (GOOD, "torch", torch.__version__)]
+    for name, purpose in (("triton", "GPU kernels"), ("sklearn", "predictors"), ("jupyterlab", "the lab")):
+        there = importlib.util.find_spec(name) is not None
+        rows.append((GOOD if there else NOTE, name, "found" if there else f"not installed ({purpose})"))
+    return rows
+
+
+def _device() -> list[tuple[str, str, str]]:
+    device = default_device()
+    dtype = default_dtype(device)
+    native = dtype == torch.bfloat16
+    rows = [(GOOD, "device", device_name()), (GOOD if native else NOTE, "dtype", str(dtype).removeprefix("torch."))]
+    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
+    rows.append((GOOD if threads <= cores else NOTE, "threads", f"{threads} on {cores} cores"))
+    packed = torch.backends.mkldnn.is_available() and device.type == "cpu"
+    rows.append(
+        (GOOD if packed or device.type == "cuda" else NOTE, "linear maps", "oneDNN, prepacked" if packed else "torch")
+    )
+    rows.append((GOOD, "attention, signals", "torch reference"))
+    return rows
+
+
+def _model() -> list[tuple[str, str, str]]:
+    free = shutil.disk_usage(next(p for p in (cache_dir(), *cache_dir().parents) if p.exists())).free
+    rows = [(GOOD if free > embedded.BYTES_NEEDED else NOTE, "cache", f"{cache_dir()}, {free / 1e9:.1f} GB free")]
+    if not embedded.is_cached():
+        return [*rows, (NOTE, embedded.NAME, "not cached yet; 'recguide models fetch' brings it (93 MB)")]
+    try:
+        embedded.verify_cached()
+    except RecGuideError as fault:
+        return [*rows, (BAD, embedded.NAME, str(fault))]
+    rows.append((GOOD, embedded.NAME, str(embedded.embedded_folder())))
+    return [*rows, _adapter()]
+
+
+def _adapter() -> tuple[str, str, str]:
+    path = shipped_adapter(embedded.NAME)
+    if path is None:
+        return NOTE, "draft adapter", "none shipped: drafts come from the plain weights and are rarely accepted"
+    folder = embedded.embedded_folder()
+    try:
+        load_adapter(path, from_hf(read_json(folder / "config.json")), fingerprint_folder(folder))
+    except RecGuideError as fault:
+        return BAD, "draft adapter", str(fault)
+    return GOOD, "draft adapter", path.name

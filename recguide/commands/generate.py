@@ -1,0 +1,137 @@
+"""``recguide generate``: continue prompts, streaming a single one, and save the answers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+from recguide.bench.measure import encode
+from recguide.bench.prompts import Prompt, load_prompts
+from recguide.commands.options import Adapter, Device, Dtype, ModelName, PromptsFile, open_model
+from recguide.engine.engine import Engine
+from recguide.engine.request import Delta, Request
+from recguide.engine.sampling import SamplingParams
+from recguide.engine.text import TextStream
+from recguide.errors import RecGuideError
+from recguide.models import embedded
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="What to answer (a chat message). Or use --prompts.")] = None,
+    prompts: PromptsFile = None,
+    policy: Annotated[
+        str, typer.Option(help="ar, linear:8, ar-row:8, window, quadratic:4, overlap:8:0.5 ...")
+    ] = "ar-row:6",
+    concurrency: Annotated[int, typer.Option(help="Requests decoded at once.")] = 8,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens an answer may have.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k best tokens; 0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the best tokens up to this probability; 1 is off.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the best; 0 is off.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1 discourages repeats; 1 is off.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same answer. Default: drawn and saved.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write answers and statistics as JSONL.")] = None,
+    model: ModelName = embedded.NAME,
+    adapter: Adapter = "auto",
+    dtype: Dtype = None,
+    device: Device = None,
+    max_context: Annotated[int, typer.Option(help="Tokens of prompt and answer together.")] = 2048,
+) -> None:
+    """Continue one prompt (printed as it grows) or a file of prompts. Ctrl-C keeps what is there.
+
+    Example: recguide generate "Why is the sky blue?" --policy ar-row:6
+    """
+    if (prompt is None) == (prompts is None):
+        raise RecGuideError("give either a prompt or --prompts FILE")
+    chosen = [Prompt("0", messages=({"role": "user", "content": prompt},))] if prompt else load_prompts(prompts)
+    params = SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=tuple(stop or ()),
+    )
+    console = Console(stderr=True)
+    loaded = open_model(model, dtype, device, adapter, console)
+    engine = Engine(loaded, policy, max_concurrency=max(1, concurrency), max_context=max_context)
+    engine.set_concurrency(concurrency)
+    requests = [engine.submit(encode(loaded, p), params) for p in chosen]
+    try:
+        _run(engine, requests, console, stream=prompt is not None)
+    finally:
+        for request in requests:
+            engine.abort(request)
+        _report(engine, chosen, requests, out, console, stream=prompt is not None)
+
+
+def _run(engine: Engine, requests: list[Request], console: Console, *, stream: bool) -> None:
+    if stream:
+        _stream(engine)
+        return
+    columns = (*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("answers", total=len(requests))
+        while not engine.idle:
+            progress.advance(task, sum(delta.finish_reason is not None for delta in engine.step()))
+
+
+def _stream(engine: Engine) -> None:
+    text = TextStream(engine.model.tokenizer)
+    while not engine.idle:
+        for delta in engine.step():
+            sys.stdout.write(_visible(delta, text))
+            sys.stdout.flush()
+    sys.stdout.write(text.finish() + "\n")
+
+
+def _visible(delta: Delta, text: TextStream) -> str:
+    """New text of a delta; a matched stop string is not shown."""
+    shown = len(text.text)
+    new = text.feed(delta.tokens)
+    stopped = delta.request.stop_text
+    return new if stopped is None else stopped[shown:]
+
+
+def _report(engine, prompts: list[Prompt], requests: list[Request], out, console: Console, *, stream: bool) -> None:
+    rows = [_row(engine, p, r) for p, r in zip(prompts, requests, strict=True)]
+    if out is not None:
+        try:
+            out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        except OSError as fault:
+            raise RecGuideError(f"{out}: cannot write ({fault.strerror})") from None
+        console.print(f"{len(rows)} answers in {out}", highlight=False)
+    elif not stream:
+        for row in rows:
+            console.print(f"[bold]{row['id']}[/bold] ({row['finish_reason']})")
+            print(row["text"])
+    totals, seconds = engine.stats.requests, engine.stats.seconds
+    if totals.completion_tokens:
+        console.print(
+            f"{totals.completion_tokens} tokens in {seconds:.1f} s, {totals.completion_tokens / seconds:.1f} tokens/s, "
+            f"{totals.tokens_per_forward:.2f} tokens per forward ({engine.policy.spec})",
+            highlight=False,
+            style="dim",
+        )
+
+
+def _row(engine: Engine, prompt: Prompt, request: Request) -> dict[str, Any]:
+    return {
+        "id": prompt.id,
+        "text": request.text(engine.model.tokenizer),
+        "tokens": request.output,
+        "finish_reason": request.finish_reason,
+        "error": request.error,
+        "seed": request.params.seed,
+        "mean_acceptance_length": request.stats.mean_acceptance_length,
+        "tokens_per_forward": request.stats.tokens_per_forward,
+    }

@@ -1,0 +1,52 @@
+"""Options that several commands share, and how they become objects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from recguide.errors import RecGuideError
+from recguide.models import embedded
+from recguide.models.loader import Model, load_model
+
+ModelName = Annotated[
+    str, typer.Option("--model", "-m", help="The embedded default, a folder in Hugging Face layout, or owner/name.")
+]
+Dtype = Annotated[
+    str | None, typer.Option(help="bfloat16, float16 or float32. Default: bfloat16 where the device has it.")
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N. Default: a GPU if there is one.")]
+Adapter = Annotated[
+    str, typer.Option(help="Folder of a draft adapter, 'auto' (the one shipped for the model) or 'none'.")
+]
+PromptsFile = Annotated[
+    Path | None,
+    typer.Option(help="Prompts: .txt (one a line), .jsonl or .json (strings, prompt, messages, turns). Default: ours."),
+]
+
+
+def open_model(name: str, dtype: str | None, device: str | None, adapter: str, console: Console) -> Model:
+    """Load a model with something to look at meanwhile, and say what fell back."""
+    with console.status(f"loading {name}") as status:
+        if name == embedded.NAME:
+            embedded.fetch(status.update)
+        chosen = None if adapter == "none" else adapter
+        model = load_model(name, dtype=dtype, device=device, adapter=chosen)
+    for fallback in model.fallbacks:
+        console.print(f"[yellow]note:[/yellow] {fallback}", highlight=False)
+    return model
+
+
+def integers(text: str, name: str) -> tuple[int, ...]:
+    """``1,4,16`` as integers."""
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise RecGuideError(f"{name} is {text!r}; expected whole numbers separated by commas") from None
+
+
+def words(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())

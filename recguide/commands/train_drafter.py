@@ -1,0 +1,92 @@
+"""``recguide train-drafter``: make dialogues, train the draft adapter, in as many sittings as it takes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+from recguide.commands.options import Device, Dtype, ModelName
+from recguide.drafter.dialogues import DialogueSettings, read_dialogues, write_dialogues
+from recguide.drafter.train import Report, Trainer, TrainSettings
+from recguide.models import embedded
+from recguide.models.loader import Model, load_model
+
+DEFAULTS = TrainSettings()
+
+
+def train_drafter(
+    out: Annotated[Path, typer.Argument(help="Run folder: dialogues, state, log, and the adapter.")],
+    dialogues: Annotated[int, typer.Option(help="How many dialogues the model writes for itself.")] = 1500,
+    steps: Annotated[int, typer.Option(help="Training steps in all sittings together.")] = DEFAULTS.steps,
+    minutes: Annotated[float, typer.Option(help="Stop training after this sitting's minutes.")] = math.inf,
+    rows: Annotated[int, typer.Option(help="Draft rows a step.")] = DEFAULTS.rows,
+    rank: Annotated[int, typer.Option(help="Rank of the LoRA factors.")] = DEFAULTS.rank,
+    learning_rate: Annotated[float, typer.Option(help="Peak of the cosine schedule.")] = DEFAULTS.learning_rate,
+    soft: Annotated[
+        float, typer.Option(help="Share of the loss that follows the verifier's probabilities.")
+    ] = DEFAULTS.soft,
+    decay: Annotated[float, typer.Option(help="Weight of each further draft position.")] = DEFAULTS.decay,
+    seed: Annotated[int, typer.Option(help="Seed of initial factors and data order.")] = DEFAULTS.seed,
+    eval_every: Annotated[int, typer.Option(help="Steps between evaluations on held-out dialogues.")] = 100,
+    model: ModelName = embedded.NAME,
+    dtype: Dtype = None,
+    device: Device = None,
+) -> None:
+    """Train the draft adapter by self-distillation. Interrupt it whenever you like: the same command goes on.
+
+    The model writes its own prompts and answers, then learns to draft its own text block by block, with LoRA on draft
+    rows only. Use the result with --adapter OUT/adapter.
+    """
+    settings = TrainSettings(
+        steps=steps, rows=rows, rank=rank, learning_rate=learning_rate, soft=soft, decay=decay, seed=seed
+    )
+    console = Console()
+    path = out / "dialogues.jsonl"
+    _dialogues(load_model(model, dtype=dtype, device=device, adapter=None), path, dialogues, console)
+    trainable = load_model(model, dtype=dtype, device=device, adapter=None, pack=False)
+    _train(trainable, path, settings, out, minutes, eval_every, console)
+    console.print(f"adapter: {out / 'adapter'}", highlight=False, soft_wrap=True)
+
+
+def _bar(console: Console) -> Progress:
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console)
+
+
+def _dialogues(model: Model, path: Path, count: int, console: Console) -> None:
+    have = len(read_dialogues(path))
+    if have >= count:
+        return
+    with _bar(console) as progress:
+        task = progress.add_task("dialogues", total=count, completed=have)
+
+        def on_dialogue(done: int, tokens: int) -> None:
+            progress.update(task, completed=done, description=f"dialogues, {tokens} answer tokens")
+
+        write_dialogues(model, path, count, DialogueSettings(), on_dialogue)
+
+
+def _train(
+    model: Model, path: Path, settings: TrainSettings, out: Path, minutes: float, eval_every: int, console
+) -> None:
+    trainer = Trainer(model, read_dialogues(path), settings, out)
+    with _bar(console) as progress:
+        task = progress.add_task("training", total=settings.steps, completed=trainer.step)
+
+        def on_report(report: Report) -> None:
+            progress.update(task, completed=report.step, description=f"training, loss {report.loss:.3f}")
+            if report.conditional_acceptance is not None:
+                shown = " ".join(f"{c:.2f}" for c in report.conditional_acceptance)
+                progress.console.print(
+                    f"step {report.step}, {report.seconds / 60:.1f} min: {report.accepted:.2f} drafts accepted a round "
+                    f"on held-out text, by position {shown}",
+                    highlight=False,
+                    soft_wrap=True,
+                )
+
+        trainer.run(on_report, eval_every=eval_every, minutes=minutes)

