@@ -23,14 +23,16 @@ def attention(q: Tensor, k: Tensor, v: Tensor, blocked: Tensor | None, scale: fl
     """softmax(q k^T * scale) v over the keys that are not blocked.
 
     q [requests, rows, heads, head_dim]; k, v [requests, kv_heads, keys, head_dim]; blocked is bool, folded by
-    ``fold_mask``, True where a row may not look, or None. Every row must see at least one key. A blocked key may hold
-    any bits, NaN included; a blocked value must be finite. Returns [requests, rows, heads * head_dim].
+    ``fold_mask``, True where a row may not look, or None. For a single request it may be given as ``additive`` scores,
+    made once for many calls. Every row must see at least one key. Among several requests a blocked key may hold any
+    bits, NaN included; blocked values must be finite. Returns [requests, rows, heads * head_dim].
     """
     requests, rows, heads, width = q.shape
     kv_heads = k.shape[1]
     folded = _fold(q, kv_heads)
     if requests == 1:
-        out = F.scaled_dot_product_attention(folded, k, v, attn_mask=additive(blocked, q.dtype), scale=scale)
+        mask = additive(blocked, q.dtype) if blocked is not None and blocked.dtype == torch.bool else blocked
+        out = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scale)
     else:
         out = _batched(folded, k, v, blocked, scale)
     if rows == 1:
@@ -39,9 +41,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, blocked: Tensor | None, scale: fl
     return out.permute(0, 3, 1, 2, 4).reshape(requests, rows, heads * width)
 
 
-def additive(blocked: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def additive(blocked: Tensor, dtype: torch.dtype) -> Tensor:
     """The mask as scores to add: -inf where blocked."""
-    return None if blocked is None else torch.zeros_like(blocked, dtype=dtype).masked_fill_(blocked, float("-inf"))
+    return torch.zeros_like(blocked, dtype=dtype).masked_fill_(blocked, float("-inf"))
 
 
 def _fold(q: Tensor, kv_heads: int) -> Tensor:

@@ -51,17 +51,13 @@ def root(
 
 
 def main() -> None:
-    """Run the command line. Exit status: 0 done, 1 a failed check, 2 a user error, 130 interrupted."""
-    console = Console(stderr=True, soft_wrap=True)
+    """Run the command line. Exit status: 0 done, 1 a failed check, 2 a user error, 130 interrupted (by Typer)."""
     try:
         app()
-    except KeyboardInterrupt:
-        console.print("interrupted")
-        sys.exit(130)
     except RecGuideError as fault:
         if "--debug" in sys.argv:
             raise
-        console.print(f"[red]error:[/red] {fault}", highlight=False)
+        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {fault}", highlight=False)
         sys.exit(2)
 
 

@@ -4,7 +4,7 @@ The server comes from the PyPI package ``xllamacpp`` and runs in a process of it
 spin beside ours, and so that it cannot outlive us. Prompts are sent as chats (raw texts as plain completions), answers
 are greedy, no prompt is reused from a cache, and tokens are counted by the server. Knows nothing of our engine.
 
-    python -m recguide.bench.llamacpp --concurrency 1,4,8,16,32 --max-new-tokens 128 --threads 2 --json out.json
+``recguide.bench.versus`` measures it in turn with our engine.
 """
 
 from __future__ import annotations
@@ -22,15 +22,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from recguide import __version__
-from recguide.bench.prompts import Prompt, fingerprint, load_prompts
+from recguide.bench.prompts import Prompt
 from recguide.errors import RecGuideError
 
 OTHER = "llama.cpp"
@@ -263,83 +259,3 @@ def summary(answers: Sequence[Answer], wall: float) -> dict:
         "cached_prompt_tokens": sum(answer.cached_tokens for answer in answers),
         "stopped": sum(answer.stopped for answer in answers),
     }
-
-
-def sweep(gguf: Path, prompts: Sequence[Prompt], concurrencies: Sequence[int], budget: int, **settings: int) -> dict:
-    """A fresh server with as many slots as clients for each concurrency; prints a line as each is done."""
-    rows = []
-    for concurrency in concurrencies:
-        with LlamaServer(gguf, concurrency, **settings) as server:
-            rows.append(measure(server, prompts, concurrency, budget))
-            typer.echo(line(rows[-1]))
-    return {
-        "command": " ".join(["python -m recguide.bench.llamacpp", *sys.argv[1:]]),
-        "recguide": __version__,
-        **server.about,
-        "gguf": {"name": gguf.name, "sha256": sha256(gguf.read_bytes()).hexdigest()},
-        "prompts": {"count": len(prompts), "fingerprint": fingerprint(prompts)},
-        "max_new_tokens": budget,
-        **settings,
-        "rows": rows,
-    }
-
-
-def line(row: dict) -> str:
-    each = "-" if row["per_request_tok_s"] is None else f"{row['per_request_tok_s']:.1f}"
-    return (
-        f"concurrency {row['concurrency']:3d}: {row['aggregate_tok_s']:7.1f} tok/s together, {each:>6} each; "
-        f"{row['tokens']} tokens ({row['prompt_tokens']} of prompt) in {row['wall_s']:.1f} s on "
-        f"{row['server_cores']:.2f} cores"
-    )
-
-
-def parse_concurrency(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise RecGuideError(f"--concurrency must be whole numbers of 1 or more with commas between, got {text!r}")
-    return [int(part) for part in parts]
-
-
-def write_json(path: Path, report: dict) -> None:
-    """Whole or not at all: a reader never sees half a file."""
-    scratch = path.with_name(path.name + ".part")
-    try:
-        scratch.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        scratch.replace(path)
-    except OSError as error:
-        raise RecGuideError(f"{path}: cannot be written: {error.strerror}") from None
-
-
-def default_gguf() -> Path:
-    from recguide.models.embedded import gguf_path
-
-    return gguf_path()
-
-
-app = typer.Typer(add_completion=False)
-
-
-@app.command()
-def main(
-    gguf: Annotated[Path | None, typer.Option(help="Model file; the embedded model's own by default.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="Prompt file; the project's own set by default.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Use the first so many prompts.")] = None,
-    concurrency: Annotated[str, typer.Option(help="Clients at a time, with commas between.")] = "1,4,8,16,32",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer, at most.")] = 128,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the server.")] = 2,
-    ctx: Annotated[int, typer.Option(min=1, help="Tokens of context for each request.")] = 2048,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the results here.")] = None,
-) -> None:
-    """Measure llama.cpp's server on a prompt set, at several concurrencies."""
-    try:
-        chosen, levels = load_prompts(prompts, limit), parse_concurrency(concurrency)
-        report = sweep(gguf or default_gguf(), chosen, levels, max_new_tokens, threads=threads, ctx=ctx)
-        if json_path:
-            write_json(json_path, report)
-    except RecGuideError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
-
-
-if __name__ == "__main__":
-    app()

@@ -12,6 +12,7 @@ from recguide.bench.prompts import Prompt, fingerprint
 from recguide.engine.engine import Engine
 from recguide.engine.request import Request
 from recguide.engine.sampling import SamplingParams
+from recguide.engine.stats import RequestStats
 from recguide.errors import RecGuideError
 from recguide.models.loader import Model
 from recguide.policies import parse_policy
@@ -101,6 +102,7 @@ class Bench:
         requests = engine.generate(self._encoded, params)
         wall = time.perf_counter() - started
         run = {"policy": spec, "concurrency": concurrency, "repeat": repeat, **figures(engine, requests, wall)}
+        run["by_category"] = by_category(self.prompts, requests)
         self.runs.append(run)
         return run
 
@@ -160,6 +162,21 @@ def figures(engine: Engine, requests: Sequence[Request], wall: float) -> dict:
         "phases_s": engine.stats.phases,
         "share_outside_forward": engine.stats.share_outside_forward,
         "finished": dict(engine.stats.finished),
+    }
+
+
+def by_category(prompts: Sequence[Prompt], requests: Sequence[Request]) -> dict[str, dict]:
+    """Tokens and acceptance length of each prompt category."""
+    totals: dict[str, RequestStats] = {}
+    for prompt, request in zip(prompts, requests, strict=True):
+        totals.setdefault(prompt.category or "none", RequestStats()).add(request.stats)
+    return {
+        name: {
+            "tokens": t.completion_tokens,
+            "mean_acceptance_length": t.mean_acceptance_length,
+            "tpf": t.tokens_per_forward,
+        }
+        for name, t in sorted(totals.items())
     }
 
 

@@ -80,6 +80,8 @@ def _train(
 
         def on_report(report: Report) -> None:
             progress.update(task, completed=report.step, description=f"training, loss {report.loss:.3f}")
+            if not console.is_terminal and report.step % 20 == 0:
+                console.print(f"step {report.step}, {report.seconds / 60:.1f} min, loss {report.loss:.3f}")
             if report.conditional_acceptance is not None:
                 shown = " ".join(f"{c:.2f}" for c in report.conditional_acceptance)
                 progress.console.print(

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from recguide.drafter.blocks import Block, PackedSequence, choose_blocks, pack
 from recguide.drafter.dialogues import Dialogue
 from recguide.errors import RecGuideError
-from recguide.kernels.attention import attention, fold_mask
+from recguide.kernels.attention import additive, attention, fold_mask
 from recguide.models.adapter import AdapterConfig, DraftAdapter
 from recguide.models.backbone import Attend
 from recguide.models.loader import Model
@@ -256,7 +256,7 @@ class CleanText:
     @torch.no_grad()
     def __init__(self, model: Model, dialogue: Dialogue, top: int):
         config, backbone = model.config, model.backbone
-        self._scale, self.group_size = config.head_dim**-0.5, config.num_heads // config.num_kv_heads
+        self._scale, self._group_size = config.head_dim**-0.5, config.num_heads // config.num_kv_heads
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.tokens = torch.tensor(dialogue.prompt + dialogue.answer, device=backbone.device)
@@ -271,7 +271,7 @@ class CleanText:
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.keys.append(heads_first(k).contiguous())
         self.values.append(heads_first(v).contiguous())
-        wide = [x[-1].repeat_interleave(self.group_size, 0)[None] for x in (self.keys, self.values)]
+        wide = [x[-1].repeat_interleave(self._group_size, 0)[None] for x in (self.keys, self.values)]
         out = F.scaled_dot_product_attention(heads_first(q)[None], *wide, is_causal=True, scale=self._scale)
         return out[0].transpose(0, 1).flatten(1)
 
@@ -279,11 +279,15 @@ class CleanText:
     def bytes(self) -> int:
         return 2 * sum(k.nbytes for k in self.keys)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, blocked: Tensor) -> Tensor:
-        """Attention of draft rows over this text and themselves; ``blocked`` as ``fold_mask`` makes it."""
+    def mask(self, allowed: Tensor) -> Tensor:
+        """What draft rows see of this text and of themselves, as scores to add."""
+        return additive(fold_mask(~allowed[None].to(self.tokens.device), self._group_size), self.keys[0].dtype)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        """Attention of draft rows over this text and themselves."""
         keys = torch.cat((self.keys[layer], heads_first(k)), 1)[None]
         values = torch.cat((self.values[layer], heads_first(v)), 1)[None]
-        return attention(q[None], keys, values, blocked, self._scale)[0]
+        return attention(q[None], keys, values, mask, self._scale)[0]
 
 
 class CleanTexts:
@@ -307,12 +311,10 @@ class CleanTexts:
 def attend_from(clean: list[CleanText], packed: list[PackedSequence]) -> Attend:
     """An ``attend`` for the draft rows of several dialogues, one after the other."""
     sizes = [len(p.tokens) for p in packed]
-    blocked = [
-        fold_mask(~p.allowed[None].to(c.tokens.device), c.group_size) for c, p in zip(clean, packed, strict=True)
-    ]
+    masks = [text.mask(p.allowed) for text, p in zip(clean, packed, strict=True)]
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        parts = zip(clean, q.split(sizes), k.split(sizes), v.split(sizes), blocked, strict=True)
+        parts = zip(clean, q.split(sizes), k.split(sizes), v.split(sizes), masks, strict=True)
         return torch.cat([text.attend(layer, *part) for text, *part in parts])
 
     return attend

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recguide.engine.layout import Group, Layout
 from recguide.errors import RecGuideError
-from recguide.kernels.attention import attention
+from recguide.kernels.attention import additive, attention
 from recguide.models.config import ModelConfig
 
 
@@ -80,6 +80,7 @@ class StepAttention:
         self.cache, self.layout = cache, layout
         self.scale = config.head_dim**-0.5
         self.heads = config.num_heads
+        self.masks = [_mask(group, cache.k.dtype) for group in layout.groups]
         only = layout.groups[0] if len(layout.groups) == 1 else None
         # with one request and in-order rows, q needs no gathering and the output no scattering
         self.in_order = only is not None and only.real is None and len(only.slots) * only.rows.shape[1] == layout.rows
@@ -92,20 +93,20 @@ class StepAttention:
         if self.in_order:
             group = layout.groups[0]
             grouped = q.view(len(group.slots), -1, self.heads, q.shape[-1])
-            return self._attend(layer, group, grouped).reshape(len(q), -1)
+            return self._attend(layer, group, grouped, self.masks[0]).reshape(len(q), -1)
         out = q.new_empty(len(q), self.heads * q.shape[-1])
-        for group in layout.groups:
-            made = self._attend(layer, group, q[group.rows]).flatten(0, 1)
+        for group, mask in zip(layout.groups, self.masks, strict=True):
+            made = self._attend(layer, group, q[group.rows], mask).flatten(0, 1)
             if group.real is None:
                 out[group.rows.reshape(-1)] = made
             else:
                 out[group.rows.reshape(-1)[group.real]] = made[group.real]
         return out
 
-    def _attend(self, layer: int, group: Group, q: Tensor) -> Tensor:
+    def _attend(self, layer: int, group: Group, q: Tensor, mask: Tensor | None) -> Tensor:
         k = self._read(self.cache.k[layer], group)
         v = self._read(self.cache.v[layer], group)
-        return attention(q, k, v, group.blocked, self.scale)
+        return attention(q, k, v, mask, self.scale)
 
     def _read(self, stored: Tensor, group: Group) -> Tensor:
         """[requests, kv_heads, keys, head_dim]: a view when the slots are neighbours, else a copy."""
@@ -113,3 +114,10 @@ class StepAttention:
         if group.slots[-1] - first == count - 1:
             return stored[first : first + count, :, : group.keys]
         return stored[group.slots, :, : group.keys]
+
+
+def _mask(group: Group, dtype: torch.dtype) -> Tensor | None:
+    """A single request's mask as scores to add, made once for all layers; several requests' as it is."""
+    if group.blocked is None or len(group.slots) > 1:
+        return group.blocked
+    return additive(group.blocked, dtype)

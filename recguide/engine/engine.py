@@ -45,6 +45,19 @@ class _Drawn:
     top2: list[float] = field(default_factory=list)
     best_ids: list[list[int]] = field(default_factory=list)
 
+    def add_signals(self, logits: Tensor, skip: int) -> None:
+        """Signals of draft rows; the first ``skip`` rows are the trunks' and only keep their places."""
+        skip = min(max(skip, 0), len(logits))
+        self.best_ids += [[]] * skip
+        self.top1 += [0.0] * skip
+        self.top2 += [0.0] * skip
+        if skip == len(logits):
+            return
+        made = signals(logits[skip:])
+        self.best_ids += made.ids.tolist()
+        for column, values in zip((self.top1, self.top2), made.probabilities.T.tolist(), strict=True):
+            column += values
+
 
 @dataclass(slots=True)
 class _Work:
@@ -82,7 +95,7 @@ class Engine:
         self._policy = parse_policy(policy)
         self._concurrency = self._check_concurrency(max_concurrency if concurrency is None else concurrency)
         backbone = model.backbone
-        self._adapter = model.fused_adapter()
+        self._adapter = model.fused_adapter
         self.adapter_enabled = True
         self._cache = KVCache(
             model.config, max_concurrency, max_context, prefill_chunk + 64, backbone.dtype, backbone.device
@@ -292,11 +305,7 @@ class Engine:
             drawn.logprobs += draws.logprobs or [0.0] * len(draws.tokens)
             drawn.filtered += draws.filtered_logprobs or [0.0] * len(draws.tokens)
             if self._policy.needs_signals:
-                made = signals(logits)
-                drawn.best_ids += made.ids.tolist()
-                top1, top2 = made.probabilities.T.tolist()
-                drawn.top1 += top1
-                drawn.top2 += top2
+                drawn.add_signals(logits, skip=sum(item.segment.scored for item in work) - first)
             clock.mark("sampling")
         return drawn
 

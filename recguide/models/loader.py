@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
@@ -35,6 +36,7 @@ class Model:
     folder: Path | None = None
     fallbacks: list[str] = field(default_factory=list)
 
+    @cached_property
     def fused_adapter(self) -> FusedAdapter:
         """The adapter in the backbone's dtype; without one, plain weights and a stand-in mask embedding."""
         if self.adapter is not None:
