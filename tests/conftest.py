@@ -2,14 +2,20 @@
 
 import pytest
 import torch
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from recguide.models.loader import load_model
 from tests.helpers import small_model
 
 torch.set_num_threads(1)
-# the same examples every time; no shrinking, which takes minutes where one example runs an engine
-settings.register_profile("engine", derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
+# the same examples every time, on a busy machine too; no shrinking, which takes minutes where an example runs an engine
+settings.register_profile(
+    "engine",
+    derandomize=True,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("engine")
 
 

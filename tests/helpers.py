@@ -32,7 +32,7 @@ SMALL = ModelConfig(
 
 POLICY_SPECS = (
     *(f"{name}:{block}" for name in ("linear", "ar-row", "quadratic", "overlap") for block in (2, 4, 8, 32)),
-    *("overlap:8:0", "overlap:8:1", "overlap:4:0.9", "window:2:32", "window:4:8", "window:32:32"),
+    *("overlap:8:0", "overlap:8:1", "overlap:4:1", "window:2:32", "window:4:8", "window:32:32"),
 )
 SAMPLERS = {
     "greedy": {},
@@ -54,11 +54,11 @@ def small_weights(config: ModelConfig = SMALL, seed: int = 0, leaning: float = 1
 
 
 def small_model(
-    seed: int = 0, config: ModelConfig = SMALL, *, leaning: float = 1.0, rank: int = 4, weights=None
+    seed: int = 0, config: ModelConfig = SMALL, *, leaning: float = 1.0, rank: int = 4, weights=None, pack: bool = True
 ) -> Model:
     """A float32 model with a random draft adapter (``rank`` 0: none) that is right about half of the time."""
     weights = weights or small_weights(config, seed, leaning)
-    model = Model("small", config, Backbone(config, weights), ByteTokenizer(), fingerprint_tensors(weights))
+    model = Model("small", config, Backbone(config, weights, pack=pack), ByteTokenizer(), fingerprint_tensors(weights))
     if rank:
         model.adapter = random_adapter(model, rank, seed)
         model.adapter.mask_embedding[0] = leaning
@@ -73,14 +73,14 @@ def random_adapter(model: Model, rank: int = 4, seed: int = 0, size: float = 0.1
     return adapter.requires_grad_(False)
 
 
-def agreeing_model(seed: int = 0, config: ModelConfig = SMALL) -> Model:
+def agreeing_model(seed: int = 0, config: ModelConfig = SMALL, *, pack: bool = True) -> Model:
     """Logits are the same in every row, so every draft is right: at temperature 0 one token, above it varied text."""
     weights = small_weights(config, seed)
     for name, value in weights.items():
         if "o_proj" in name or "down_proj" in name:
             value.zero_()
     weights["model.embed_tokens.weight"].zero_()[:, 0] = 1.0
-    return small_model(config=config, weights=weights, rank=0)
+    return small_model(config=config, weights=weights, rank=0, pack=pack)
 
 
 class Oracle(Policy):

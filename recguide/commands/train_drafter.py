@@ -30,7 +30,7 @@ def train_drafter(
     soft: Annotated[
         float, typer.Option(help="Share of the loss that follows the verifier's probabilities.")
     ] = DEFAULTS.soft,
-    decay: Annotated[float, typer.Option(help="Weight of each further draft position.")] = DEFAULTS.decay,
+    start_from: Annotated[Path | None, typer.Option(help="An adapter folder to start from, of the same rank.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of initial factors and data order.")] = DEFAULTS.seed,
     eval_every: Annotated[int, typer.Option(help="Steps between evaluations on held-out dialogues.")] = 100,
     model: ModelName = embedded.NAME,
@@ -42,9 +42,7 @@ def train_drafter(
     The model writes its own prompts and answers, then learns to draft its own text block by block, with LoRA on draft
     rows only. Use the result with --adapter OUT/adapter.
     """
-    settings = TrainSettings(
-        steps=steps, rows=rows, rank=rank, learning_rate=learning_rate, soft=soft, decay=decay, seed=seed
-    )
+    settings = TrainSettings(steps=steps, rows=rows, rank=rank, learning_rate=learning_rate, soft=soft, seed=seed)
     console = Console()
     path = out / "dialogues.jsonl"
     _dialogues(load_model(model, dtype=dtype, device=device, adapter=None), path, dialogues, console)

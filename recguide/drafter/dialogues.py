@@ -70,6 +70,8 @@ def write_dialogues(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(map(_line, have)))
     done, tokens = len(have), sum(len(d.answer) for d in have)
+    if done >= count:
+        return
     with path.open("a") as stream:
         for dialogue in _make(model, settings, first=done):
             stream.write(_line(dialogue))

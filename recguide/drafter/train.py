@@ -24,7 +24,7 @@ from recguide.drafter.blocks import Block, PackedSequence, choose_blocks, pack
 from recguide.drafter.dialogues import Dialogue
 from recguide.errors import RecGuideError
 from recguide.kernels.attention import additive, attention, fold_mask
-from recguide.models.adapter import AdapterConfig, DraftAdapter
+from recguide.models.adapter import AdapterConfig, DraftAdapter, load_adapter
 from recguide.models.backbone import Attend
 from recguide.models.loader import Model
 
@@ -38,18 +38,18 @@ CACHE_BYTES = 6 * 2**30
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
     """``rows`` are draft rows a step over ``sequences`` dialogues. ``soft`` is the share of the loss that follows the
-    verifier's probabilities (its ``top`` best tokens), the rest follows the token that was written. Position j behind
-    the last known token weighs ``decay ** (j - 1)``."""
+    verifier's probabilities (its ``top`` best tokens), the rest follows the token that was written. Drafts behind the
+    first wrong one of their block would never be used: they weigh ``beyond``, the others 1."""
 
-    steps: int = 1400
-    rows: int = 512
-    sequences: int = 3
+    steps: int = 3000
+    rows: int = 256
+    sequences: int = 2
     rank: int = 32
     learning_rate: float = 2e-3
     warmup: int = 30
     soft: float = 0.7
     top: int = 24
-    decay: float = 0.88
+    beyond: float = 0.15
     seed: int = 0
 
 
@@ -67,7 +67,16 @@ class Report:
 class Trainer:
     """Owns the adapter, the optimiser and the data order of one run folder."""
 
-    def __init__(self, model: Model, dialogues: list[Dialogue], settings: TrainSettings, folder: Path):
+    def __init__(
+        self,
+        model: Model,
+        dialogues: list[Dialogue],
+        settings: TrainSettings,
+        folder: Path,
+        start_from: Path | None = None,
+    ):
+        if model.backbone.packed:
+            raise RecGuideError("the model's weights are packed for inference; load it with pack=False to train")
         if len(dialogues) < 8:
             raise RecGuideError(f"{len(dialogues)} dialogues are too few to train on; write at least 8")
         self.model, self.settings, self.folder = model, settings, folder
@@ -77,6 +86,9 @@ class Trainer:
         config = AdapterConfig(rank=settings.rank, alpha=settings.rank)
         self.adapter = DraftAdapter(model.config, config, model.fingerprint).to(model.backbone.device)
         self.adapter.mask_embedding.data.copy_(model.backbone.embedding.float().mean(0))
+        if start_from is not None:
+            known = load_adapter(start_from, model.config, model.fingerprint)
+            self.adapter.load_state_dict(known.state_dict())
         self.optimiser = torch.optim.AdamW(
             self.adapter.parameters(), lr=settings.learning_rate, weight_decay=0.0, betas=(0.9, 0.95)
         )
@@ -93,7 +105,10 @@ class Trainer:
     def _resume(self) -> None:
         if not self._state_path.exists():
             return
-        state = torch.load(self._state_path, weights_only=True)
+        try:
+            state = torch.load(self._state_path, weights_only=True)
+        except Exception as fault:  # zip, pickle and torch each have their own for a damaged file
+            raise RecGuideError(f"{self._state_path}: damaged ({fault!r}); delete it to start again") from None
         if state["settings"] != asdict(self.settings) or state["fingerprint"] != self.model.fingerprint:
             raise RecGuideError(f"{self.folder}: holds a run of other settings or another model; choose another folder")
         self.adapter.load_state_dict(state["adapter"])
@@ -169,22 +184,23 @@ class Trainer:
         clean = [self._clean.get(d) for d in batch]
         packed = self._pack(batch, blocks)
         logits = self._draft_logits(clean, packed)
+        written = torch.cat([c.tokens[p.targets] for c, p in zip(clean, packed, strict=True)])
         distance = torch.cat([p.distance for p in packed]).to(logits.device)
-        weight = self.settings.decay ** (distance - 1)
-        each = self._distill(logits, clean, packed)
+        useful = reached(logits.argmax(-1) == written, distance)
+        weight = torch.where(useful, 1.0, self.settings.beyond)
+        each = self._distill(logits, written, clean, packed)
         return (each * weight).sum() / weight.sum()
 
     def _pack(self, batch: list[Dialogue], blocks: list[list[Block]]) -> list[PackedSequence]:
         mask = self.model.config.mask_id
         return [pack(d.prompt + d.answer, b, mask) for d, b in zip(batch, blocks, strict=True)]
 
-    def _distill(self, logits: Tensor, clean: list[CleanText], packed: list[PackedSequence]) -> Tensor:
+    def _distill(self, logits: Tensor, written: Tensor, clean: list[CleanText], packed: list[PackedSequence]) -> Tensor:
         """Cross entropy [masks] to a mixture of the verifier's top probabilities and the token that was written."""
         logs = F.log_softmax(logits.float(), -1)
         pairs = list(zip(clean, packed, strict=True))
         ids = torch.cat([c.top_ids[p.targets] for c, p in pairs])
         probabilities = torch.cat([c.top_probabilities[p.targets] for c, p in pairs])
-        written = torch.cat([c.tokens[p.targets] for c, p in pairs])
         soft = -(probabilities * logs.gather(1, ids)).sum(-1)
         hard = -logs.gather(1, written[:, None])[:, 0]
         return self.settings.soft * soft + (1 - self.settings.soft) * hard
@@ -228,6 +244,14 @@ class Trainer:
         written = torch.cat([c.tokens[p.targets] for c, p in zip(clean, packed, strict=True)])
         right = iter((best == written).tolist())
         return [list(islice(right, block.masks)) for each in blocks for block in each]
+
+
+def reached(right: Tensor, distance: Tensor) -> Tensor:
+    """Which drafts stand behind right ones only. ``distance`` counts from 1 within each block."""
+    wrong = (~right).long()
+    before = wrong.cumsum(0) - wrong  # wrong drafts in front of each one, over all blocks
+    start = torch.arange(len(wrong), device=wrong.device) - (distance - 1)
+    return before == before[start]
 
 
 def _evaluation_blocks(dialogue: Dialogue) -> list[Block]:

@@ -55,6 +55,7 @@ class KVCache:
         self._free.remove(slot)
         return slot
 
+    @torch.inference_mode()  # the cache may have grown inside a step
     def release(self, slot: int) -> None:
         """Give a slot back. Its values are cleared, so that a NaN in them can never reach another request."""
         used = self.high[slot]
@@ -88,6 +89,8 @@ class StepAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         layout, cache = self.layout, self.cache
+        if layout.first_draft_row < layout.rows:
+            k, v = self._finite_drafts(k), self._finite_drafts(v)
         cache.k[layer][layout.row_slots, :, layout.row_keys] = k
         cache.v[layer][layout.row_slots, :, layout.row_keys] = v
         if self.in_order:
@@ -102,6 +105,11 @@ class StepAttention:
             else:
                 out[group.rows.reshape(-1)[group.real]] = made[group.real]
         return out
+
+    def _finite_drafts(self, x: Tensor) -> Tensor:
+        """Zeros for what is not finite in draft rows: a masked value still meets a weight of 0, and 0 * NaN is NaN."""
+        first = self.layout.first_draft_row
+        return torch.cat((x[:first], x[first:].nan_to_num(0.0, 0.0, 0.0)))
 
     def _attend(self, layer: int, group: Group, q: Tensor, mask: Tensor | None) -> Tensor:
         k = self._read(self.cache.k[layer], group)

@@ -11,61 +11,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from recguide.engine.accept import accepted_length, branch_came_true
+from recguide.engine.accept import accepted_length
 from recguide.engine.cache import KVCache, StepAttention
+from recguide.engine.drawing import Drawn, Work, draft_of, next_draft, rows_to_draw
 from recguide.engine.layout import Layout, Segment, build_layout
-from recguide.engine.plan import AR, Branch, RequestPlan, clamp
-from recguide.engine.request import Delta, Draft, Request
-from recguide.engine.sampling import Row, SamplingParams, draw
+from recguide.engine.plan import RequestPlan, clamp
+from recguide.engine.request import Delta, Request
+from recguide.engine.sampling import SamplingParams
 from recguide.engine.stats import EngineStats, StepRecord
 from recguide.engine.text import StopMatcher
 from recguide.errors import RecGuideError
-from recguide.kernels.signals import signals
 from recguide.models.loader import Model
 from recguide.policies import Policy, parse_policy
 
 Prompt = str | list[int] | list[dict[str, str]]
 LOGIT_ROWS = 256  # logits of more rows than this are made in pieces, so that rows x vocabulary stays bounded
-
-
-@dataclass(slots=True)
-class _Drawn:
-    """Per logit row: token, finiteness, log probabilities, and the signals if the policy wants them."""
-
-    tokens: list[int] = field(default_factory=list)
-    finite: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    filtered: list[float] = field(default_factory=list)
-    top1: list[float] = field(default_factory=list)
-    top2: list[float] = field(default_factory=list)
-    best_ids: list[list[int]] = field(default_factory=list)
-
-    def add_signals(self, logits: Tensor, skip: int) -> None:
-        """Signals of draft rows; the first ``skip`` rows are the trunks' and only keep their places."""
-        skip = min(max(skip, 0), len(logits))
-        self.best_ids += [[]] * skip
-        self.top1 += [0.0] * skip
-        self.top2 += [0.0] * skip
-        if skip == len(logits):
-            return
-        made = signals(logits[skip:])
-        self.best_ids += made.ids.tolist()
-        for column, values in zip((self.top1, self.top2), made.probabilities.T.tolist(), strict=True):
-            column += values
-
-
-@dataclass(slots=True)
-class _Work:
-    """One request in one step: its plan (None while only prefilling) and its rows."""
-
-    request: Request
-    plan: RequestPlan | None
-    segment: Segment
 
 
 class Engine:
@@ -164,9 +128,9 @@ class Engine:
                 f"prompt has {len(ids)} tokens, the context holds {self.max_context} with the answer; "
                 "shorten it or raise max_context"
             )
-        wrong = next((i for i in ids if not (isinstance(i, int) and 0 <= i < self.model.config.vocab_size)), None)
-        if wrong is not None:
-            raise RecGuideError(f"prompt holds token id {wrong!r}; allowed: 0..{self.model.config.vocab_size - 1}")
+        wrong = [i for i in ids if not (isinstance(i, int) and 0 <= i < self.model.config.vocab_size)]
+        if wrong:
+            raise RecGuideError(f"prompt holds token id {wrong[0]!r}; allowed: 0..{self.model.config.vocab_size - 1}")
         return ids
 
     def abort(self, request: Request, reason: str = "abort") -> None:
@@ -203,8 +167,10 @@ class Engine:
         """
         prompts = list(prompts)
         each = list(params) if isinstance(params, Sequence) else [params] * len(prompts)
-        requests = [self.submit(prompt, p) for prompt, p in zip(prompts, each, strict=True)]
+        requests: list[Request] = []
         try:
+            for prompt, param in zip(prompts, each, strict=True):
+                requests.append(self.submit(prompt, param))
             while not all(request.finished for request in requests):
                 for delta in self.step():
                     if on_delta:
@@ -212,6 +178,7 @@ class Engine:
         except BaseException:
             for request in requests:
                 self.abort(request)
+            self.take_deltas()  # or the next caller of step would see them
             raise
         return requests
 
@@ -232,7 +199,7 @@ class Engine:
             clock.mark("layout")
             hidden = self._forward(layout)
             clock.mark("forward")
-            drawn = self._draw(work, layout, hidden, clock)
+            drawn = self._draw(work, hidden, clock)
             for index, item in enumerate(work):
                 self._settle(item, layout.trunk_logits[index], layout.branch_logits[index], drawn)
             self.running = [r for r in self.running if not r.finished]
@@ -246,7 +213,7 @@ class Engine:
             request.slot = self._cache.take()
             self.running.append(request)
 
-    def _plan(self) -> list[_Work]:
+    def _plan(self) -> list[Work]:
         """Prompt rows first, in order of arrival, up to the chunk; whoever has all its K/V gets a plan."""
         budget = self.prefill_chunk
         ready, prefill = [], {}
@@ -260,11 +227,11 @@ class Engine:
         work = [self._work(r, plans.get(r.id), prefill[r.id]) for r in self.running]
         return [item for item in work if item.segment.rows]
 
-    def _work(self, request: Request, plan: RequestPlan | None, prefill: int) -> _Work:
+    def _work(self, request: Request, plan: RequestPlan | None, prefill: int) -> Work:
         cached = self._cache.lengths[request.slot]
         new = request.tokens[cached : cached + prefill]
         if plan is None:
-            return _Work(request, None, Segment(request.slot, cached, tuple(new), 0))
+            return Work(request, None, Segment(request.slot, cached, tuple(new), 0))
         drafts = request.draft.tokens if request.draft else []
         plan = clamp(plan, len(drafts), request.remaining)
         plan.check(len(drafts))
@@ -272,10 +239,12 @@ class Engine:
         if plan.verify is not None:
             scored = plan.verify + 1
             new = [*new, request.tokens[-1], *drafts[: plan.verify]]
-        return _Work(request, plan, Segment(request.slot, cached, tuple(new), scored, prefill, plan.branches))
+        return Work(request, plan, Segment(request.slot, cached, tuple(new), scored, prefill, plan.branches))
 
-    def _lay_out(self, work: list[_Work]) -> Layout:
+    def _lay_out(self, work: list[Work]) -> Layout:
         self._cache.reserve(max(item.segment.rows for item in work))
+        for item in work:
+            self._cache.wrote(item.segment.slot, item.segment.rows)
         layout = build_layout([item.segment for item in work], self.model.config.mask_id, self._group_size)
         return layout.to(self.model.backbone.device)
 
@@ -291,41 +260,21 @@ class Engine:
         )
         return hidden if layout.all_rows_scored else hidden[layout.logit_rows]
 
-    def _draw(self, work: list[_Work], layout: Layout, hidden: Tensor, clock: _Clock) -> _Drawn:
+    def _draw(self, work: list[Work], hidden: Tensor, clock: _Clock) -> Drawn:
         """Logits, draws and signals, a bounded piece at a time."""
-        rows = self._rows_to_draw(work, layout)
-        drawn = _Drawn()
+        rows, first_draft = rows_to_draw(work)
+        drawn = Drawn()
         for first in range(0, len(rows), LOGIT_ROWS):
             part = slice(first, first + LOGIT_ROWS)
             logits = self.model.backbone.logits(hidden[part])
             clock.mark("forward")
-            draws = draw(logits, rows[part])
-            drawn.tokens += draws.tokens
-            drawn.finite += draws.finite
-            drawn.logprobs += draws.logprobs or [0.0] * len(draws.tokens)
-            drawn.filtered += draws.filtered_logprobs or [0.0] * len(draws.tokens)
-            if self._policy.needs_signals:
-                drawn.add_signals(logits, skip=sum(item.segment.scored for item in work) - first)
+            drawn.add(logits, rows[part], first_draft - first if self._policy.needs_signals else None)
             clock.mark("sampling")
         return drawn
 
-    def _rows_to_draw(self, work: list[_Work], layout: Layout) -> list[Row]:
-        """In logits order: every request's scored trunk rows, then every branch's masks."""
-        rows: list[Row] = []
-        for item in work:
-            if item.segment.scored:
-                rows += _trunk_rows(item)
-        for item in work:
-            for branch in item.segment.branches:
-                rows += _branch_rows(item.request, branch)
-        return rows
-
-    def _settle(self, item: _Work, trunk: slice, branches: list[slice], drawn: _Drawn) -> None:
+    def _settle(self, item: Work, trunk: slice, branches: list[slice], drawn: Drawn) -> None:
         """Accept, commit and keep the draft for the next step."""
         request, segment, plan = item.request, item.segment, item.plan
-        if request.finished:
-            return
-        self._cache.wrote(segment.slot, segment.rows)
         if plan is None:
             request.stats.prefill_forwards += 1
             self._cache.commit(segment.slot, len(segment.trunk))
@@ -335,45 +284,31 @@ class Engine:
         if not all(drawn.finite[trunk]):
             request.error = "the model's logits are not finite; check the weights, or load them in float32"
             self._finish(request, "error")
-            return
-        if plan.verify is None:
+        elif plan.verify is None:
             self._cache.commit(segment.slot, segment.prefill)
-            request.draft = _draft_of(plan.branches[0], branches[0], drawn, "draft")
+            request.draft = draft_of(plan.branches[0], branches[0], drawn, "draft")
             request.stats.branches_drafted["draft"] += 1
-            return
-        self._verify(item, trunk, branches, drawn)
+        else:
+            self._verify(item, trunk, branches, drawn)
 
-    def _verify(self, item: _Work, trunk: slice, branches: list[slice], drawn: _Drawn) -> None:
+    def _verify(self, item: Work, trunk: slice, branches: list[slice], drawn: Drawn) -> None:
         request, plan = item.request, item.plan
         emitted = drawn.tokens[trunk]
         drafted = request.draft.tokens[: plan.verify] if request.draft else []
         accepted = accepted_length(drafted, emitted)
-        kept = self._cut(request, emitted[: accepted + 1])
+        kept, reason = _cut(request, emitted[: accepted + 1])
         request.stats.verified(len(drafted), accepted, len(kept))
         if drafted:
             request.accepted_history.append((len(drafted), accepted))
+        request.draft = next_draft(item, branches, drawn, accepted, emitted)
         self._commit(item, kept, trunk, drawn)
-        request.draft = _next_draft(request, plan, branches, drawn, accepted, emitted)
+        if reason:
+            self._finish(request, reason, kept)
+        else:
+            self._pending_deltas.append(Delta(request, kept, None))
 
-    def _cut(self, request: Request, tokens: list[int]) -> list[int]:
-        """Keep tokens up to EOS, stop string, and budget, whichever comes first (R5); note the reason."""
-        kept = tokens[: request.remaining]
-        end = next((i for i, token in enumerate(kept, 1) if token in request.eos_ids), None)
-        if end is not None:
-            kept = kept[:end]
-        match = request.stop_matcher.feed(kept) if request.stop_matcher else None
-        if match is not None:
-            count, request.stop_text = match
-            kept, request.finish_reason = kept[:count], "stop"
-        elif end is not None:
-            request.finish_reason = "eos"
-        elif len(kept) == request.remaining:
-            request.finish_reason = "length"
-        return kept
-
-    def _commit(self, item: _Work, kept: list[int], trunk: slice, drawn: _Drawn) -> None:
+    def _commit(self, item: Work, kept: list[int], trunk: slice, drawn: Drawn) -> None:
         request = item.request
-        reason, request.finish_reason = request.finish_reason, None
         if request.first_token_at is None:
             request.first_token_at = time.perf_counter()
         request.tokens += kept
@@ -381,10 +316,6 @@ class Engine:
             request.logprobs += drawn.logprobs[trunk][: len(kept)]
             request.filtered_logprobs += drawn.filtered[trunk][: len(kept)]
         self._cache.commit(item.segment.slot, item.segment.prefill + len(kept))
-        if reason:
-            self._finish(request, reason, kept)
-        else:
-            self._pending_deltas.append(Delta(request, kept, None))
 
     def _finish(self, request: Request, reason: str, tokens: list[int] | None = None) -> None:
         if request.finished:
@@ -407,7 +338,7 @@ class Engine:
         taken, self._pending_deltas = self._pending_deltas, []
         return taken
 
-    def _record(self, work: list[_Work], layout: Layout, clock: _Clock) -> None:
+    def _record(self, work: list[Work], layout: Layout, clock: _Clock) -> None:
         committed = sum(len(d.tokens) for d in self._pending_deltas)
         clock.mark("other")
         self.last_step = StepRecord(
@@ -440,56 +371,16 @@ class _Clock:
         return self._last - self.started
 
 
-def _trunk_rows(item: _Work) -> list[Row]:
-    request, seed = item.request, len(item.request.tokens)
-    if request.params.repetition_penalty == 1:
-        return [Row(request.params, seed + i) for i in range(item.segment.scored)]
-    drafts = item.segment.trunk[len(item.segment.trunk) - item.segment.scored + 1 :]
-    return [Row(request.params, seed + i, [*request.tokens, *drafts[:i]]) for i in range(item.segment.scored)]
-
-
-def _branch_rows(request: Request, branch: Branch) -> list[Row]:
-    """Masks draw for their own positions, with the same noise the verifier will use there."""
-    first = len(request.tokens) - 1 + branch.parent + (branch.token is not None)
-    context = () if request.params.repetition_penalty == 1 else request.tokens
-    return [Row(request.params, first + i, context) for i in range(branch.masks)]
-
-
-def _next_draft(
-    request, plan: RequestPlan, branches: list[slice], drawn: _Drawn, accepted: int, emitted
-) -> Draft | None:
-    """The draft of the branch that came true, if any."""
-    if request.finished:
-        return None
-    chosen = None
-    for branch, part in zip(plan.branches, branches, strict=True):
-        kind = _kind(branch, plan.verify)
-        request.stats.branches_drafted[kind] += 1
-        first = drawn.tokens[part.start] if branch.token is None else branch.token
-        if chosen is None and branch_came_true(branch, first, accepted, emitted):
-            chosen = _draft_of(branch, part, drawn, kind)
-            request.stats.branches_reused[kind] += 1
-    return chosen
-
-
-def _kind(branch: Branch, verify: int) -> str:
-    if branch.token is not None:
-        return "correction"
-    return "continuation" if branch.parent == verify + 1 else "open"
-
-
-def _draft_of(branch: Branch, part: slice, drawn: _Drawn, kind: str) -> Draft | None:
-    """Draft tokens behind the branch's first token. Cut at the first row whose logits are not finite."""
-    rows = range(part.start + (branch.token is None), part.stop)
-    good = list(itertools.takewhile(lambda i: drawn.finite[i], rows))
-    if not good:
-        return None
-    tokens = [drawn.tokens[i] for i in good]
-    if not drawn.best_ids:
-        return Draft(tokens, kind)
-    second = [next(t for t in drawn.best_ids[i] if t != drawn.tokens[i]) for i in good]
-    margin = [drawn.top1[i] - drawn.top2[i] for i in good]
-    return Draft(tokens, kind, [drawn.top1[i] for i in good], margin, second)
-
-
-__all__ = ["AR", "Engine", "Prompt"]
+def _cut(request: Request, tokens: list[int]) -> tuple[list[int], str | None]:
+    """Keep tokens up to EOS, stop string and budget, whichever comes first (R5); the reason if the request ends."""
+    kept = tokens[: request.remaining]
+    end = next((i for i, token in enumerate(kept, 1) if token in request.eos_ids), None)
+    if end is not None:
+        kept = kept[:end]
+    match = request.stop_matcher.feed(kept) if request.stop_matcher else None
+    if match is not None:
+        count, request.stop_text = match
+        return kept[:count], "stop"
+    if end is not None:
+        return kept, "eos"
+    return kept, "length" if len(kept) == request.remaining else None

@@ -15,7 +15,8 @@ from recguide.models.tokenizer import Tokenizer
 class Draft:
     """Draft tokens behind the seed, and what the draft logits said of them (lists of equal length, or empty).
 
-    ``kind`` is the branch they came from: draft, correction, open or continuation.
+    ``kind`` is the branch they came from: draft, correction, open or continuation. A draft without tokens says that
+    drafting was tried and nothing usable came of it: verifying it is a plain AR step.
     """
 
     tokens: list[int]

@@ -52,16 +52,17 @@ class RequestStats:
     def verified(self, drafted: int, accepted: int, kept: int) -> None:
         """Count a trunk: ``drafted`` tokens proposed, ``accepted`` matched, ``kept`` of accepted + 1 committed."""
         self.completion_tokens += kept
-        self.cut_tokens += accepted + 1 - kept
+        confirmed = min(accepted, kept)
+        self.cut_tokens += confirmed + 1 - kept
         if not drafted:
             self.num_steps_without_draft += 1
             return
-        confirmed = min(accepted, kept)
         self.num_spec_steps += 1
         self.num_draft_tokens += drafted
         self.num_accepted_draft_tokens += confirmed
         self.acceptance_histogram[confirmed] += 1
-        reached = confirmed + (accepted == confirmed and accepted < drafted)
+        # the draft behind the accepted ones was compared and rejected, unless the text ended before it
+        reached = confirmed + (kept == accepted + 1 and accepted < drafted)
         for j in range(reached):
             self.reached[j] += 1
             self.kept_at[j] += j < confirmed

@@ -184,7 +184,7 @@ def _read_config(folder: Path) -> AdapterConfig:
         return AdapterConfig(rank=raw["r"], alpha=raw["lora_alpha"], targets=tuple(raw["target_modules"]))
     except FileNotFoundError:
         raise RecGuideError(f"{path}: not found; an adapter folder holds adapter_config.json") from None
-    except (json.JSONDecodeError, KeyError, TypeError) as fault:
+    except (ValueError, KeyError, TypeError) as fault:
         raise RecGuideError(f"{path}: not an adapter configuration ({fault!r})") from None
 
 

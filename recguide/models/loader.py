@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
@@ -36,9 +35,19 @@ class Model:
     folder: Path | None = None
     fallbacks: list[str] = field(default_factory=list)
 
-    @cached_property
+    _fused: tuple[DraftAdapter | None, FusedAdapter] | None = field(default=None, repr=False)
+
+    @property
     def fused_adapter(self) -> FusedAdapter:
-        """The adapter in the backbone's dtype; without one, plain weights and a stand-in mask embedding."""
+        """The adapter in the backbone's dtype; without one, plain weights and a stand-in mask embedding.
+
+        Made once for each adapter.
+        """
+        if self._fused is None or self._fused[0] is not self.adapter:
+            self._fused = (self.adapter, self._fuse())
+        return self._fused[1]
+
+    def _fuse(self) -> FusedAdapter:
         if self.adapter is not None:
             return self.adapter.fused(self.backbone.dtype, self.backbone.device)
         table = self.backbone.embedding

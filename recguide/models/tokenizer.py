@@ -24,7 +24,10 @@ class HFTokenizer:
 
         if not (folder / "tokenizer.json").exists():
             raise RecGuideError(f"{folder}: tokenizer.json not found; a model folder holds its tokenizer")
-        self._tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        try:
+            self._tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        except Exception as fault:  # the Rust tokenizer raises bare Exception for a damaged file
+            raise RecGuideError(f"{folder / 'tokenizer.json'}: damaged ({fault}); fetch the model again") from None
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)

@@ -29,5 +29,8 @@ def parse_policy(spec: str | Policy) -> Policy:
     values = {}
     for knob, part in zip(cls.knobs, parts, strict=False):
         key, equals, value = part.partition("=")
-        values[key if equals else knob.name] = value if equals else part
+        name_set, value = (key, value) if equals else (knob.name, part)
+        if name_set in values:
+            raise RecGuideError(f"policy {spec!r} sets {name_set} twice")
+        values[name_set] = value
     return cls(**values)

@@ -27,6 +27,8 @@ class Knob:
         kind = type(self.default)
         try:
             number = kind(value)
+            if kind is int and number != float(value):
+                raise ValueError
         except (TypeError, ValueError):
             raise RecGuideError(f"policy {policy}: {self.name} is {value!r}, expected {kind.__name__}") from None
         if not self.low <= number <= self.high:
@@ -58,7 +60,7 @@ class Policy:
     @property
     def spec(self) -> str:
         """The text form, as ``parse_policy`` reads it."""
-        return ":".join([self.name, *(f"{getattr(self, k.name):g}" for k in self.knobs)])
+        return ":".join([self.name, *(repr(getattr(self, k.name)) for k in self.knobs)])
 
     def plan(self, requests: Sequence[Request]) -> list[RequestPlan]:
         """One plan for each running request."""

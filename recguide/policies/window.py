@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from recguide.engine.plan import RequestPlan
 from recguide.engine.request import Request
+from recguide.errors import RecGuideError
 from recguide.policies.base import Knob, Policy, draft_only
 
 LOW = Knob(name="low", default=4, low=2, high=64, unit="tokens", help="smallest block")
@@ -14,6 +17,11 @@ class Window(Policy):
     name = "window"
     summary = "linear self-speculation with a block that doubles or halves with success"
     knobs = (LOW, HIGH)
+
+    def __init__(self, **values: Any):
+        super().__init__(**values)
+        if self.low > self.high:
+            raise RecGuideError(f"policy window: low is {self.low}, above high {self.high}; give low <= high")
 
     def plan_request(self, request: Request) -> RequestPlan:
         if request.draft:

@@ -15,12 +15,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from recguide.bench import llamacpp
-from recguide.bench.llamacpp import Answer, LlamaServer, ask, measure, parse_concurrency, summary
+from recguide.bench.llamacpp import Answer, LlamaServer, ask, measure, summary
 from recguide.bench.prompts import Prompt
 from recguide.errors import RecGuideError
+from recguide.models.embedded import gguf_path
 
 PROMPTS = [
     Prompt("chat", messages=({"role": "user", "content": "Name a river."},)),
@@ -121,26 +120,15 @@ def test_one_token_answers_have_no_rate():
     assert summary([one], 0.5)["per_request_tok_s"] is None
 
 
-@pytest.mark.parametrize("text", ["", "1,", "0", "1;2", "-1", "two"])
-def test_bad_concurrency_is_refused(text):
-    with pytest.raises(RecGuideError, match="--concurrency must be whole numbers"):
-        parse_concurrency(text)
-
-
-def test_concurrency_is_read():
-    assert parse_concurrency("1, 4,32") == [1, 4, 32]
-
-
 def test_missing_package_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RecGuideError, match=r'pip install "recguide\[bench\]"'):
         LlamaServer(__file__, 1)
 
 
-def test_missing_model_is_one_line_on_the_command_line():
-    result = CliRunner().invoke(llamacpp.app, ["--gguf", "none.gguf", "--limit", "1"])
-    assert result.exit_code == 1
-    assert result.stderr.startswith("error: none.gguf: no such GGUF file") and result.stderr.count("\n") == 1
+def test_missing_model_says_how_to_fetch_it():
+    with pytest.raises(RecGuideError, match=r"none\.gguf: no such GGUF file; fetch"):
+        LlamaServer("none.gguf", 1)
 
 
 # --- the real server ---
@@ -151,7 +139,7 @@ def gguf():
     pytest.importorskip(
         "xllamacpp", reason='llama.cpp is not installed: pip install "recguide[bench]"', exc_type=ImportError
     )
-    path = Path(os.environ.get("RECGUIDE_GGUF") or llamacpp.default_gguf())
+    path = Path(os.environ.get("RECGUIDE_GGUF") or gguf_path())
     if not path.is_file():
         pytest.skip(f"no GGUF file at {path}: run 'recguide models fetch' or set RECGUIDE_GGUF")
     return path

@@ -80,6 +80,6 @@ def test_chosen_blocks_stay_in_the_answer(prompt, answer, rows, seed):
 
 def test_every_kind_of_block_is_chosen():
     blocks = choose_blocks(Dialogue([1] * 5, [2] * 200, "qa"), 4000, random.Random(0))
-    assert {b.masks for b in blocks} == set(MASKS)
+    assert {b.masks for b in blocks} >= set(MASKS)  # the end of the answer shortens some
     assert 0.3 < sum(b.open for b in blocks) / len(blocks) < 0.5
     assert len({b.at for b in blocks}) > 100

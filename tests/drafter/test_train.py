@@ -4,13 +4,12 @@ import pytest
 import torch
 
 from recguide.drafter.dialogues import Dialogue
-from recguide.drafter.train import CleanText, Trainer, TrainSettings, expected_accepted
+from recguide.drafter.train import CleanText, CleanTexts, Trainer, TrainSettings, expected_accepted
 from recguide.engine.sampling import SamplingParams
 from recguide.errors import RecGuideError
 from recguide.models.adapter import load_adapter
-from tests.helpers import SMALL, agreeing_model, make_engine, run, small_model
+from tests.helpers import agreeing_model, make_engine, run, small_model
 
-CONFIG = SMALL.__class__(**{**vars(SMALL), "vocab_size": 24, "mask_id": 24})
 SETTINGS = TrainSettings(steps=12, rows=96, sequences=4, rank=4, warmup=3, top=8, learning_rate=5e-3)
 
 
@@ -22,7 +21,7 @@ def own_dialogues(model, count=10, length=40, temperature=0.0):
     return [Dialogue(r.prompt, r.output, "qa") for r in made]
 
 
-MODEL = small_model(rank=0)
+MODEL = small_model(rank=0, pack=False)  # packed weights have no gradient
 DIALOGUES = own_dialogues(MODEL)
 
 
@@ -31,12 +30,12 @@ def trainer(folder, settings=SETTINGS, model=MODEL):
 
 
 def test_the_loss_falls_and_drafts_get_better(tmp_path):
-    settings = TrainSettings(**{**vars(SETTINGS), "steps": 60})
+    settings = TrainSettings(**{**vars(SETTINGS), "steps": 120})
     made, losses = trainer(tmp_path, settings), []
     before = expected_accepted(made.evaluate())
     made.run(lambda report: losses.append(report.loss))
-    assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
-    assert expected_accepted(made.evaluate()) > before + 0.5
+    assert sum(losses[-10:]) < 0.9 * sum(losses[:10])  # soft targets leave the verifier's entropy
+    assert expected_accepted(made.evaluate()) > before + 0.4
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
@@ -83,7 +82,7 @@ def test_other_settings_are_refused(tmp_path, change):
 def test_another_model_is_refused(tmp_path):
     trainer(tmp_path).save()
     with pytest.raises(RecGuideError, match="another model"):
-        trainer(tmp_path, model=small_model(seed=9, rank=0))
+        trainer(tmp_path, model=small_model(seed=9, rank=0, pack=False))
 
 
 def test_a_damaged_state_is_told_in_one_line(tmp_path):
@@ -94,6 +93,12 @@ def test_a_damaged_state_is_told_in_one_line(tmp_path):
         trainer(tmp_path)
 
 
+def test_a_packed_model_is_refused(tmp_path):
+    """Its linear maps pass no gradient back: the run would learn next to nothing and not say so."""
+    with pytest.raises(RecGuideError, match="pack"):
+        trainer(tmp_path, model=small_model(rank=0)).run(lambda _: None)
+
+
 def test_too_few_dialogues_are_refused(tmp_path):
     with pytest.raises(RecGuideError, match="7 dialogues are too few"):
         Trainer(MODEL, DIALOGUES[:7], SETTINGS, tmp_path)
@@ -101,14 +106,13 @@ def test_too_few_dialogues_are_refused(tmp_path):
 
 def test_the_saved_adapter_drafts_in_the_engine(tmp_path):
     """Training pays where it should: more accepted drafts of ``linear`` than with the untrained adapter, same text."""
-    settings = TrainSettings(**{**vars(SETTINGS), "steps": 60})
+    settings = TrainSettings(**{**vars(SETTINGS), "steps": 120})
     trainer(tmp_path, settings).run(lambda _: None)
-    model = small_model(rank=0)
-    prompt = DIALOGUES[0].prompt
-    before = run(model, "linear:8", prompt, max_new_tokens=40)
+    model, dialogue = small_model(rank=0), DIALOGUES[6]
+    before = run(small_model(rank=0), "linear:8", dialogue.prompt, max_new_tokens=40)
     model.adapter = load_adapter(tmp_path / "adapter", model.config, model.fingerprint)
-    after = run(model, "linear:8", prompt, max_new_tokens=40)
-    assert before.output == after.output == DIALOGUES[0].answer
+    after = run(model, "linear:8", dialogue.prompt, max_new_tokens=40)
+    assert before.output == after.output == dialogue.answer
     assert after.stats.mean_acceptance_length > before.stats.mean_acceptance_length
 
 
@@ -121,19 +125,40 @@ def test_only_the_adapter_is_trained(tmp_path):
 
 
 def test_clean_text_is_what_the_verifier_says():
-    """Top probabilities at row t - 1 belong to the token at place t; greedy answers are their first column."""
-    clean = CleanText(MODEL, DIALOGUES[:3], top=4)
-    for offset, dialogue in zip(clean.offsets, DIALOGUES, strict=False):
-        first = offset + len(dialogue.prompt)
-        rows = torch.arange(first - 1, first - 1 + len(dialogue.answer))
-        assert clean.top_ids[rows, 0].tolist() == dialogue.answer
-        assert clean.tokens[rows + 1].tolist() == dialogue.answer
-        torch.testing.assert_close(clean.top_probabilities[rows].sum(-1), torch.ones(len(rows)))
-        assert (clean.top_probabilities[rows].diff(dim=-1) <= 0).all()
+    """Row t is about the token at place t: in greedy answers that is the verifier's best; prompt rows stay empty."""
+    for dialogue in DIALOGUES[:3]:
+        clean, first = CleanText(MODEL, dialogue, top=4), len(dialogue.prompt)
+        assert clean.tokens.tolist() == dialogue.prompt + dialogue.answer
+        assert clean.top_ids[first:, 0].tolist() == dialogue.answer
+        torch.testing.assert_close(clean.top_probabilities[first:].sum(-1), torch.ones(len(dialogue.answer)))
+        assert (clean.top_probabilities.diff(dim=-1) <= 0).all()
+        assert not clean.top_probabilities[:first].any()
+
+
+def test_clean_text_holds_the_engines_cache():
+    """K/V of the frozen rows are those that the engine commits for the same tokens."""
+    dialogue = DIALOGUES[0]
+    clean, engine = CleanText(MODEL, dialogue, top=1), make_engine(MODEL, max_concurrency=1)
+    engine.submit(dialogue.prompt, SamplingParams(max_new_tokens=len(dialogue.answer) + 1, eos_ids=()))
+    for _ in dialogue.answer:
+        engine.step()
+    size = len(dialogue.prompt) + len(dialogue.answer) - 1
+    for layer, (keys, values) in enumerate(zip(clean.keys, clean.values, strict=True)):
+        torch.testing.assert_close(keys[:, :size], engine._cache.k[layer, 0, :, :size], atol=1e-4, rtol=0)
+        torch.testing.assert_close(values[:, :size], engine._cache.v[layer, 0, :, :size], atol=1e-4, rtol=0)
+
+
+def test_clean_texts_are_kept_while_they_fit():
+    size = CleanText(MODEL, DIALOGUES[0], top=1).bytes
+    texts = CleanTexts(MODEL, 1, budget=2 * size + size // 2)
+    first = [texts.get(d) for d in DIALOGUES[:3]]
+    again = [texts.get(d) for d in DIALOGUES[:3]]
+    assert [a is b for a, b in zip(first, again, strict=True)] == [True, True, False]
+    assert all(torch.equal(a.keys[0], b.keys[0]) for a, b in zip(first, again, strict=True))
 
 
 def test_evaluation_of_a_perfect_drafter_is_one(tmp_path):
-    model = agreeing_model()
+    model = agreeing_model(pack=False)
     made = Trainer(model, own_dialogues(model), SETTINGS, tmp_path)
     assert made.evaluate() == [1.0] * 7
     assert expected_accepted(made.evaluate()) == 7
@@ -149,10 +174,12 @@ def test_evaluation_equals_acceptance_in_the_engine(tmp_path):
     reached, accepted = [0] * 7, [0] * 7
     for dialogue in made.held_out:
         text = dialogue.prompt + dialogue.answer
-        for at in range(len(dialogue.prompt) - 1, len(text) - 8, 8):
+        for at in range(len(dialogue.prompt) - 1, len(text) - 1, 8):
+            masks = min(7, len(text) - 1 - at)
             engine = make_engine(model, "linear:8", max_concurrency=1)
-            request = engine.submit(text[: at + 1], SamplingParams(max_new_tokens=20, eos_ids=()))
+            request = engine.submit(text[: at + 1], SamplingParams(max_new_tokens=masks + 1, eos_ids=()))
             engine.step()
+            assert len(request.draft.tokens) == masks
             for j, token in enumerate(request.draft.tokens):
                 reached[j] += 1
                 accepted[j] += token == text[at + 1 + j]

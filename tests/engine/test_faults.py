@@ -1,6 +1,7 @@
 """T10 and the faults of a run: abort at every phase, NaN logits of one request, Ctrl-C. Nobody else is touched."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -62,6 +63,7 @@ def test_t10_abort_with_and_without_a_draft_at_hand(spec, held):
     victim = engine.submit([1, 2], LONG)
     engine.step()
     while bool(victim.draft) is not held:
+        assert not victim.finished
         engine.step()
     kept = list(victim.output)
     engine.abort(victim)
@@ -147,6 +149,7 @@ def test_submit_abort_and_knobs_from_other_threads():
         while not stop.is_set():
             for _, request in requests[::5]:
                 engine.abort(request)
+            time.sleep(0.001)
 
     def turner():
         for i in range(200):

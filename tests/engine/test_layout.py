@@ -126,7 +126,7 @@ def forward(model, cache, segments):
         StepAttention(cache, layout, model.config),
         first_draft_row=layout.first_draft_row,
         mask_rows=layout.mask_rows,
-        adapter=model.fused_adapter(),
+        adapter=model.fused_adapter,
     )
     return layout, model.backbone.logits(hidden[layout.logit_rows])
 

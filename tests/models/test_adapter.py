@@ -75,8 +75,8 @@ def peft_logits(folder, tokens, like=None):
     raw = json.loads((folder / CONFIG).read_text())
     tuned = LoraModel(base, LoraConfig(**{k: v for k, v in raw.items() if k != "peft_type"}), "default")
     stored = {k: v.float() for k, v in load_file(folder / FILE).items() if k != MASK_KEY}
-    # `base_model.model.` is the wrapper of a PeftModel, which a bare LoraModel does not have
-    report = set_peft_model_state_dict(tuned, {k.removeprefix("base_model.model."): v for k, v in stored.items()})
+    # `base_model.` is the PeftModel around it, which a bare LoraModel does not have
+    report = set_peft_model_state_dict(tuned, {k.removeprefix("base_model."): v for k, v in stored.items()})
     assert not report.unexpected_keys
     assert not [k for k in report.missing_keys if "lora" in k]
     with torch.no_grad():
@@ -124,7 +124,7 @@ def tensors(model):
     for layer in backbone.layers:
         maps = [layer.qkv, layer.o, layer.gate_up, layer.down]
         found += [m(torch.eye(m.in_features)) for m in maps] + [layer.input_norm, layer.post_norm]
-    fused = model.fused_adapter()
+    fused = model.fused_adapter
     found += [m(torch.eye(m.in_features)) for pairs in fused.layers for pair in pairs.values() for m in pair]
     return [*found, backbone.embedding, backbone.norm, backbone.head(torch.eye(32)), fused.mask_embedding]
 
@@ -166,7 +166,6 @@ DAMAGES = {
     "config empty": (CONFIG, lambda f: (f / CONFIG).write_text("{}")),
     "config a list": (CONFIG, lambda f: (f / CONFIG).write_text("[1]")),
     "config no text": (CONFIG, lambda f: (f / CONFIG).write_bytes(b"\xff\xfe\x00")),
-    "rank 0": (CONFIG, lambda f: (f / CONFIG).write_text(json.dumps({"r": 0, "lora_alpha": 1, "target_modules": []}))),
 }
 
 

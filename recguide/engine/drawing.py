@@ -1,0 +1,123 @@
+"""From the logits of a step to tokens: which row decides what, the draws and signals, and the drafts they make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from torch import Tensor
+
+from recguide.engine.accept import branch_came_true
+from recguide.engine.layout import Segment
+from recguide.engine.plan import Branch, RequestPlan
+from recguide.engine.request import Draft, Request
+from recguide.engine.sampling import Row, draw
+from recguide.kernels.signals import signals
+
+
+@dataclass(slots=True)
+class Work:
+    """One request in one step: its plan (None while only prefilling) and its rows."""
+
+    request: Request
+    plan: RequestPlan | None
+    segment: Segment
+
+
+@dataclass(slots=True)
+class Drawn:
+    """Per logits row: token, finiteness, log probabilities; and of draft rows the two best tokens and probabilities
+    (trunk rows only keep their places there), if the policy wants signals."""
+
+    tokens: list[int] = field(default_factory=list)
+    finite: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    filtered: list[float] = field(default_factory=list)
+    top1: list[float] = field(default_factory=list)
+    top2: list[float] = field(default_factory=list)
+    best_ids: list[list[int]] = field(default_factory=list)
+
+    def add(self, logits: Tensor, rows: Sequence[Row], first_draft: int | None) -> None:
+        """Draw for the next rows. ``first_draft`` is the row among these from which on signals are wanted, or None."""
+        draws = draw(logits, rows)
+        self.tokens += draws.tokens
+        self.finite += draws.finite
+        self.logprobs += draws.logprobs or [0.0] * len(rows)
+        self.filtered += draws.filtered_logprobs or [0.0] * len(rows)
+        if first_draft is not None:
+            self._add_signals(logits, min(max(first_draft, 0), len(rows)))
+
+    def _add_signals(self, logits: Tensor, skip: int) -> None:
+        self.best_ids += [[]] * skip
+        self.top1 += [0.0] * skip
+        self.top2 += [0.0] * skip
+        if skip == len(logits):
+            return
+        made = signals(logits[skip:])
+        self.best_ids += made.ids.tolist()
+        for column, values in zip((self.top1, self.top2), made.probabilities.T.tolist(), strict=True):
+            column += values
+
+
+def rows_to_draw(work: Sequence[Work]) -> tuple[list[Row], int]:
+    """Rows in logits order: every request's scored trunk rows, then every branch's masks; and where these begin."""
+    rows = [row for item in work if item.segment.scored for row in _trunk_rows(item)]
+    first_draft = len(rows)
+    for item in work:
+        for branch in item.segment.branches:
+            rows += _branch_rows(item.request, branch)
+    return rows, first_draft
+
+
+def _trunk_rows(item: Work) -> list[Row]:
+    request, seed = item.request, len(item.request.tokens)
+    if request.params.repetition_penalty == 1:
+        return [Row(request.params, seed + i) for i in range(item.segment.scored)]
+    drafts = item.segment.trunk[len(item.segment.trunk) - item.segment.scored + 1 :]
+    return [Row(request.params, seed + i, [*request.tokens, *drafts[:i]]) for i in range(item.segment.scored)]
+
+
+def _branch_rows(request: Request, branch: Branch) -> list[Row]:
+    """Masks draw for their own positions, with the same noise the verifier will use there."""
+    first = len(request.tokens) - 1 + branch.parent + (branch.token is not None)
+    context = () if request.params.repetition_penalty == 1 else request.tokens
+    return [Row(request.params, first + i, context) for i in range(branch.masks)]
+
+
+def branch_kind(branch: Branch, verify: int | None) -> str:
+    """draft, correction, continuation or open (DESIGN section 2)."""
+    if branch.token is not None:
+        return "draft" if branch.parent == 0 else "correction"
+    return "continuation" if branch.parent == verify + 1 else "open"
+
+
+def first_token(branch: Branch, part: slice, drawn: Drawn) -> int:
+    """The token a branch assumes at its first position: its own, or what its first mask drew."""
+    return drawn.tokens[part.start] if branch.token is None else branch.token
+
+
+def draft_of(branch: Branch, part: slice, drawn: Drawn, kind: str) -> Draft:
+    """Draft tokens behind the branch's first token, up to the first row whose logits are not finite (maybe none)."""
+    rows = range(part.start + (branch.token is None), part.stop)
+    good = list(takewhile(lambda i: drawn.finite[i], rows))
+    tokens = [drawn.tokens[i] for i in good]
+    if not drawn.best_ids:
+        return Draft(tokens, kind)
+    second = [next(t for t in drawn.best_ids[i] if t != drawn.tokens[i]) for i in good]
+    margin = [drawn.top1[i] - drawn.top2[i] for i in good]
+    return Draft(tokens, kind, [drawn.top1[i] for i in good], margin, second)
+
+
+def next_draft(
+    item: Work, branches: Sequence[slice], drawn: Drawn, accepted: int, emitted: Sequence[int]
+) -> Draft | None:
+    """The draft of the first branch that came true, if any; counts branches drafted and reused."""
+    stats, chosen = item.request.stats, None
+    for branch, part in zip(item.plan.branches, branches, strict=True):
+        kind = branch_kind(branch, item.plan.verify)
+        stats.branches_drafted[kind] += 1
+        if chosen is None and branch_came_true(branch, first_token(branch, part, drawn), accepted, emitted):
+            chosen = draft_of(branch, part, drawn, kind)
+            stats.branches_reused[kind] += 1
+    return chosen

@@ -1,0 +1,169 @@
+"""README tables come from stored results, and a figure that was changed by hand is found."""
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recguide.bench.llamacpp import OTHER
+from recguide.bench.readme import RESULTS, fill, markdown, policies_table, versus_table
+
+ROOT = Path(__file__).resolve().parents[2]
+README = """# Title
+
+<!-- policies -->
+old
+<!-- /policies -->
+
+between
+
+<!-- versus -->
+<!-- /versus -->
+
+after
+"""
+
+
+def summary_row(policy, concurrency, rate, ratio, **other):
+    base = {"policy": policy, "concurrency": concurrency, "aggregate_tok_s": rate, "ratio_to_ar": ratio}
+    return base | {"tpf": 1.0, "mean_acceptance_length": None} | other
+
+
+RESULT = {
+    "provenance": {
+        "command": "recguide bench --json out.json",
+        "created": "2026-01-02T03:04:05+00:00",
+        "device": "a processor, 2 cores",
+        "threads": 2,
+        "torch": "2.13.0",
+    },
+    "model": {"name": "smollm2-135m", "dtype": "bfloat16"},
+    "prompts": {"count": 40, "fingerprint": "0123456789abcdef"},
+    "settings": {"policies": ["ar", "linear:8"], "repeats": 3, "max_new_tokens": 64},
+    "summary": [
+        summary_row("ar", 1, 50.0, 1.0),
+        summary_row("linear:8", 1, 80.4, 1.608, tpf=1.5, mean_acceptance_length=3.0),
+        summary_row("ar", 16, 300.0, 1.0),
+        summary_row("linear:8", 16, 240.0, 0.8, tpf=1.4, mean_acceptance_length=2.9),
+    ],
+    "versus": [
+        {
+            "concurrency": 1,
+            OTHER: 60.2,
+            "best": "linear:8",
+            "policies": {
+                "ar": {"aggregate_tok_s": 50.0, "ratio": 0.83},
+                "linear:8": {"aggregate_tok_s": 80.4, "ratio": 1.336},
+            },
+        },
+        {
+            "concurrency": 16,
+            OTHER: 400.0,
+            "best": "ar",
+            "policies": {
+                "ar": {"aggregate_tok_s": 300.0, "ratio": 0.75},
+                "linear:8": {"aggregate_tok_s": 240.0, "ratio": 0.6},
+            },
+        },
+    ],
+}
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    (tmp_path / RESULTS).mkdir(parents=True)
+    (tmp_path / "README.md").write_text(README)
+    for name in ("policies", "versus"):
+        (tmp_path / RESULTS / f"{name}.json").write_text(json.dumps(RESULT))
+    return tmp_path
+
+
+def script(project, *words):
+    command = [sys.executable, "-m", "recguide.bench.readme", *words]
+    return subprocess.run(command, cwd=project, capture_output=True, text=True)
+
+
+def test_markdown_is_a_table():
+    assert markdown(["a", "b"], [["1", "2"], ["3", "4"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n| 3 | 4 |"
+
+
+def test_policies_table():
+    lines = policies_table(RESULT).splitlines()
+    assert lines[0] == "| policy | C=1 | C=16 | tokens per forward | acceptance length |"
+    assert lines[2] == "| `ar` | 50 (1.00x) | **300 (1.00x)** | 1.00 | - |"
+    assert lines[3] == "| `linear:8` | **80 (1.61x)** | 240 (0.80x) | 1.50 | 3.00 |"
+
+
+def test_versus_table_shows_where_we_lose():
+    lines = versus_table(RESULT).splitlines()
+    assert lines[0] == "| concurrency | llama.cpp server, 4-bit | `ar`, bfloat16 | `linear:8`, bfloat16 |"
+    assert lines[2] == "| 1 | 60 | 50 (0.83x) | **80 (1.34x)** |"
+    assert lines[3] == "| 16 | 400 | 300 (0.75x) | 240 (0.60x) |"
+
+
+@pytest.mark.parametrize("make", [policies_table, versus_table])
+def test_a_table_says_what_was_measured(make):
+    about = make(RESULT).splitlines()[-1]
+    for word in ("40 prompts", "0123456789abcdef", "64 tokens", "bfloat16", "a processor, 2 cores", "2026-01-02"):
+        assert word in about
+    assert "`recguide bench --json out.json`" in about
+
+
+def test_fill_puts_the_tables_between_their_marks(project):
+    filled = fill(README, project / RESULTS)
+    assert f"<!-- policies -->\n{policies_table(RESULT)}\n<!-- /policies -->" in filled
+    assert "old" not in filled
+    for kept in ("# Title\n", "\n\nbetween\n\n", "\n\nafter\n"):
+        assert kept in filled
+
+
+def test_fill_reaches_a_table_that_is_still_empty(project):
+    assert f"<!-- versus -->\n{versus_table(RESULT)}\n<!-- /versus -->" in fill(README, project / RESULTS)
+
+
+def test_fill_again_changes_nothing(project):
+    once = fill(README, project / RESULTS)
+    assert fill(once, project / RESULTS) == once
+
+
+def test_a_backslash_in_a_command_stays(project):
+    odd = copy.deepcopy(RESULT)
+    odd["provenance"]["command"] = r"recguide bench --prompts a\1.txt"
+    (project / RESULTS / "policies.json").write_text(json.dumps(odd))
+    assert r"a\1.txt" in fill(README, project / RESULTS)
+
+
+def test_a_readme_without_the_marks_is_refused(project):
+    with pytest.raises(ValueError, match="policies"):
+        fill("# Title\n", project / RESULTS)
+
+
+def test_check_fails_on_a_changed_figure_and_writing_mends_it(project):
+    assert script(project).returncode == 0
+    right = (project / "README.md").read_text()
+    assert script(project, "--check").returncode == 0
+    (project / "README.md").write_text(right.replace("80 (1.61x)", "99 (1.98x)"))
+    failed = script(project, "--check")
+    assert failed.returncode == 1
+    assert "tables differ from data/results" in failed.stdout + failed.stderr
+    assert "99 (1.98x)" in (project / "README.md").read_text()
+    assert script(project).returncode == 0
+    assert (project / "README.md").read_text() == right
+
+
+def test_missing_results_are_told_without_a_traceback(project):
+    (project / RESULTS / "versus.json").unlink()
+    failed = script(project, "--check")
+    assert failed.returncode != 0
+    assert "versus.json" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_tables_of_this_readme_are_what_the_results_say():
+    if not (ROOT / RESULTS).exists():
+        pytest.skip("no stored results yet")
+    text = (ROOT / "README.md").read_text()
+    assert fill(text, ROOT / RESULTS) == text
