@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Annotated
 
@@ -52,6 +53,8 @@ def root(
 
 def main() -> None:
     """Run the command line. Exit status: 0 done, 1 a failed check, 2 a user error, 130 interrupted (by Typer)."""
+    # a polite kill ends like Ctrl-C: what is finished is saved
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app()
     except RecGuideError as fault:

@@ -56,6 +56,15 @@ def load_prompts(path: Path | str | None = None, limit: int | None = None) -> li
     return prompts
 
 
+def spread(prompts: list[Prompt], count: int | None) -> list[Prompt]:
+    """``count`` prompts at even distances, so that a set sorted by category keeps all its categories."""
+    if count is None or count >= len(prompts):
+        return prompts
+    if count < 1:
+        raise RecGuideError(f"limit must be 1 or more, got {count}")
+    return [prompts[i * len(prompts) // count] for i in range(count)]
+
+
 def default_set() -> Traversable:
     return resources.files("recguide.data") / "prompts" / "default.jsonl"
 

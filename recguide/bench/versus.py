@@ -21,7 +21,7 @@ from rich.table import Table
 
 from recguide.bench.llamacpp import OTHER, LlamaServer, measure
 from recguide.bench.measure import Bench, BenchSettings
-from recguide.bench.prompts import load_prompts
+from recguide.bench.prompts import load_prompts, spread
 from recguide.commands.options import PromptsFile, integers, open_model, words
 from recguide.models import embedded
 from recguide.provenance import write_json
@@ -109,7 +109,7 @@ def main(
     policies: Annotated[str, typer.Option(help="Ours, separated by commas.")] = "ar,quadratic:4,ar-row:6",
     concurrency: Annotated[str, typer.Option(help="Requests at once, separated by commas.")] = "1,4,8,16,32",
     prompts: PromptsFile = None,
-    limit: Annotated[int | None, typer.Option(help="Use only the first N prompts.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Use only N prompts, evenly spread over the file.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens an answer may have.")] = 64,
     repeats: Annotated[int, typer.Option(help="Paired runs.")] = 3,
     threads: Annotated[int, typer.Option(help="Threads of the server; ours uses torch's default.")] = 2,
@@ -126,7 +126,7 @@ def main(
     )
     console = Console()
     model = open_model(embedded.NAME, None, None, "auto", console)
-    versus = Versus(Bench(model, load_prompts(prompts, limit), settings), threads)
+    versus = Versus(Bench(model, spread(load_prompts(prompts), limit), settings), threads)
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=console, transient=True) as progress:

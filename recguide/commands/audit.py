@@ -11,7 +11,7 @@ from rich.table import Table
 from recguide.bench.lossless import Audit
 from recguide.bench.lossless import audit as run_audit
 from recguide.bench.measure import encode
-from recguide.bench.prompts import load_prompts
+from recguide.bench.prompts import load_prompts, spread
 from recguide.commands.options import Adapter, Device, Dtype, ModelName, PromptsFile, open_model, words
 from recguide.engine.sampling import SamplingParams
 from recguide.models import embedded
@@ -23,7 +23,7 @@ def audit(
     policies: Annotated[str, typer.Option(help="Policies to compare with ar, separated by commas.")] = POLICIES,
     concurrency: Annotated[int, typer.Option(help="Requests at once for them (ar runs alone).")] = 16,
     prompts: PromptsFile = None,
-    limit: Annotated[int | None, typer.Option(help="Use only the first N prompts.")] = 40,
+    limit: Annotated[int | None, typer.Option(help="Use only N prompts, evenly spread over the file.")] = 40,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens an answer may have.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     model: ModelName = embedded.NAME,
@@ -39,7 +39,7 @@ def audit(
     """
     console = Console()
     loaded = open_model(model, dtype, device, adapter, console)
-    encoded = [encode(loaded, p) for p in load_prompts(prompts, limit)]
+    encoded = [encode(loaded, p) for p in spread(load_prompts(prompts), limit)]
     params = [
         SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=i) for i in range(len(encoded))
     ]

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from recguide.bench.measure import Bench, BenchSettings
-from recguide.bench.prompts import load_prompts
+from recguide.bench.prompts import load_prompts, spread
 from recguide.bench.table import bench_table
 from recguide.commands.options import Adapter, Device, Dtype, ModelName, PromptsFile, integers, open_model, words
 from recguide.models import embedded
@@ -23,7 +23,7 @@ def bench(
     ] = "ar,linear:8,ar-row:8",
     concurrency: Annotated[str, typer.Option(help="Requests at once, separated by commas.")] = "1,4,16",
     prompts: PromptsFile = None,
-    limit: Annotated[int | None, typer.Option(help="Use only the first N prompts.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Use only N prompts, evenly spread over the file.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens an answer may have.")] = 64,
     repeats: Annotated[int, typer.Option(help="Runs of each policy at each concurrency.")] = 3,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
@@ -48,7 +48,7 @@ def bench(
         temperature=temperature,
         max_context=max_context,
     )
-    chosen = load_prompts(prompts, limit)
+    chosen = spread(load_prompts(prompts), limit)
     if json_out is not None:
         write_json(json_out, {})  # an unwritable path is found now, not after the runs
     console = Console()

@@ -102,6 +102,12 @@ class Engine:
 
         Raises RecGuideError for an empty prompt, one that leaves no room in the context, or unknown token ids.
         """
+        request = self.prepare(prompt, params)
+        self.enqueue(request)
+        return request
+
+    def prepare(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+        """The checked request of a prompt, not queued yet."""
         params = params or SamplingParams()
         ids = self._encode(prompt)
         config = self.model.config
@@ -110,8 +116,11 @@ class Engine:
         request = Request(next(self._ids), ids, params, frozenset(eos), limit)
         if params.stop:
             request.stop_matcher = StopMatcher(self.model.tokenizer, params.stop)
-        self._command(lambda: self.waiting.append(request))
         return request
+
+    def enqueue(self, request: Request) -> None:
+        """Queue a prepared request. Thread-safe."""
+        self._command(lambda: self.waiting.append(request))
 
     def _encode(self, prompt: Prompt) -> list[int]:
         tokenizer = self.model.tokenizer
@@ -150,10 +159,21 @@ class Engine:
         while self._commands:
             self._commands.popleft()()
 
+    def flush(self) -> list[Delta]:
+        """Carry out what other threads asked for, without a step, and return what came of it."""
+        with self._lock:
+            self._apply_commands()
+            return self.take_deltas()
+
+    @property
+    def has_news(self) -> bool:
+        """True when ``flush`` would do or return something."""
+        return bool(self._commands or self._pending_deltas)
+
     @property
     def idle(self) -> bool:
         """True when a step would neither run anything nor report anything."""
-        return not (self.running or self.waiting or self._commands or self._pending_deltas)
+        return not (self.running or self.waiting or self.has_news)
 
     def generate(
         self,
@@ -193,13 +213,14 @@ class Engine:
             if not self.running:
                 return self.take_deltas()
             clock = _Clock()
-            work = self._plan()
+            policy = self._policy  # another thread may set a new one in mid-step
+            work = self._plan(policy)
             clock.mark("plan")
             layout = self._lay_out(work)
             clock.mark("layout")
             hidden = self._forward(layout)
             clock.mark("forward")
-            drawn = self._draw(work, hidden, clock)
+            drawn = self._draw(work, hidden, policy.needs_signals, clock)
             for index, item in enumerate(work):
                 self._settle(item, layout.trunk_logits[index], layout.branch_logits[index], drawn)
             self.running = [r for r in self.running if not r.finished]
@@ -213,7 +234,7 @@ class Engine:
             request.slot = self._cache.take()
             self.running.append(request)
 
-    def _plan(self) -> list[Work]:
+    def _plan(self, policy: Policy) -> list[Work]:
         """Prompt rows first, in order of arrival, up to the chunk; whoever has all its K/V gets a plan."""
         budget = self.prefill_chunk
         ready, prefill = [], {}
@@ -223,7 +244,7 @@ class Engine:
             budget -= prefill[request.id]
             if prefill[request.id] == pending:
                 ready.append(request)
-        plans = dict(zip((r.id for r in ready), self._policy.plan(ready), strict=True))
+        plans = dict(zip((r.id for r in ready), policy.plan(ready), strict=True))
         work = [self._work(r, plans.get(r.id), prefill[r.id]) for r in self.running]
         return [item for item in work if item.segment.rows]
 
@@ -260,7 +281,7 @@ class Engine:
         )
         return hidden if layout.all_rows_scored else hidden[layout.logit_rows]
 
-    def _draw(self, work: list[Work], hidden: Tensor, clock: _Clock) -> Drawn:
+    def _draw(self, work: list[Work], hidden: Tensor, with_signals: bool, clock: _Clock) -> Drawn:
         """Logits, draws and signals, a bounded piece at a time."""
         rows, first_draft = rows_to_draw(work)
         drawn = Drawn()
@@ -268,7 +289,7 @@ class Engine:
             part = slice(first, first + LOGIT_ROWS)
             logits = self.model.backbone.logits(hidden[part])
             clock.mark("forward")
-            drawn.add(logits, rows[part], first_draft - first if self._policy.needs_signals else None)
+            drawn.add(logits, rows[part], first_draft - first if with_signals else None)
             clock.mark("sampling")
         return drawn
 

@@ -62,9 +62,10 @@ class EngineThread:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        self._deliver(self.engine.flush())
         for request in [*self.engine.running, *self.engine.waiting]:
             self.engine.abort(request)
-        self._deliver(self.engine.take_deltas())
+        self._deliver(self.engine.flush())
 
     def pause(self) -> None:
         """Make no further step until ``resume`` or ``step_once``."""
@@ -73,23 +74,24 @@ class EngineThread:
 
     def resume(self) -> None:
         with self._wake:
-            self._paused = False
+            self._paused, self._single_steps = False, 0
             self._wake.notify_all()
 
     def step_once(self) -> None:
-        """While paused: make one step."""
+        """While paused: make one step. Does nothing while running."""
         with self._wake:
-            self._single_steps += 1
+            self._single_steps += self._paused
             self._wake.notify_all()
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, sink: Sink | None = None) -> Request:
         """Queue a prompt. ``sink`` gets its deltas on the engine's thread; it must not block."""
         if not self.running:
             raise RecGuideError("the engine thread is not running; call start() first")
+        request = self.engine.prepare(prompt, params)
+        if sink is not None:
+            self._sinks[request.id] = sink  # before the engine sees the request, or a first delta could be missed
+        self.engine.enqueue(request)
         with self._wake:
-            request = self.engine.submit(prompt, params)
-            if sink is not None:
-                self._sinks[request.id] = sink
             self._wake.notify_all()
         return request
 
@@ -126,21 +128,22 @@ class EngineThread:
 
     def _loop(self) -> None:
         try:
-            while self._wait_for_work():
-                self._deliver(self.engine.step())
+            while not self._stopping:
+                self._deliver(self.engine.step() if self._wait_for_step() else self.engine.flush())
         except BaseException as fault:
             self.error = fault
             self._fail(fault)
 
-    def _wait_for_work(self) -> bool:
-        """True when a step is due; False when the thread shall end."""
+    def _wait_for_step(self) -> bool:
+        """Sleep until there is something to do; True when it is a step."""
         with self._wake:
-            self._wake.wait_for(lambda: self._stopping or self._due())
-            if self._paused and self._single_steps:
+            self._wake.wait_for(lambda: self._stopping or self._step_is_due() or self.engine.has_news)
+            due = self._step_is_due() and not self._stopping
+            if due and self._paused:
                 self._single_steps -= 1
-            return not self._stopping
+            return due
 
-    def _due(self) -> bool:
+    def _step_is_due(self) -> bool:
         return not self.engine.idle and (not self._paused or self._single_steps > 0)
 
     def _deliver(self, deltas: list[Delta]) -> None:
@@ -149,7 +152,15 @@ class EngineThread:
             if delta.finish_reason:
                 self._sinks.pop(delta.request.id, None)
             if sink is not None:
-                sink(delta)
+                self._send(sink, delta)
+
+    def _send(self, sink: Sink, delta: Delta) -> None:
+        """A reader that is gone (a closed event loop, say) ends its own request and nothing else."""
+        try:
+            sink(delta)
+        except Exception:
+            self._sinks.pop(delta.request.id, None)
+            self.engine.abort(delta.request)
 
     def _fail(self, fault: BaseException) -> None:
         with self._wake:

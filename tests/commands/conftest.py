@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -63,7 +64,9 @@ def cli(monkeypatch, capsys):
             main()
         return Run(ended.value.code or 0, *capsys.readouterr())
 
-    return run
+    before = signal.getsignal(signal.SIGTERM)
+    yield run
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session")

@@ -47,8 +47,7 @@ def test_a_model_with_a_shorter_context_than_the_default(cli, own_folder, prompt
 def test_ctrl_c_ends_the_audit(cli, small, prompts, steps):
     steps.limit = 4
     run = cli("audit", *small, "--prompts", prompts)
-    assert run.status == 130
-    assert "interrupted" in run.err
+    assert (run.status, run.err) == (130, "")
 
 
 @pytest.mark.slow

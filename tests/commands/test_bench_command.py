@@ -86,7 +86,6 @@ def test_ctrl_c_keeps_the_finished_runs(cli, words, steps, tmp_path):
     steps.count, steps.limit = 0, total - 2
     run = cli(*words, "--json", path)
     assert run.status == 130
-    assert "interrupted" in run.err
     assert "x ar" in run.out
     assert "linear:4" in run.out
     result = json.loads(path.read_text())

@@ -1,5 +1,6 @@
 """Every fault of a user: exit status 2, one line that begins with ``error:`` and says what to do, no traceback."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -311,10 +312,25 @@ def test_debug_shows_the_traceback():
     assert done.stderr.splitlines()[-1].endswith("temperature is -1.0; allowed: 0..100 (0 is greedy)")
 
 
-@pytest.mark.parametrize("module", ["recguide.bench.versus", "recguide.bench.llamacpp"])
-def test_a_bench_script_tells_a_fault_in_one_line(module):
-    done = subprocess.run(
-        [sys.executable, "-m", module, "--concurrency", "1,x"], cwd=ROOT, capture_output=True, text=True
-    )
+def test_the_script_beside_llama_cpp_tells_a_fault_in_one_line():
+    command = [sys.executable, "-m", "recguide.bench.versus", "--concurrency", "1,x"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode != 0
     assert [line.startswith("error: ") for line in done.stderr.splitlines()] == [True]
+
+
+def test_a_polite_kill_keeps_what_is_there(small, prompts, tmp_path):
+    """SIGTERM ends a run as Ctrl-C does: answers so far are saved, exit status 130."""
+    out = tmp_path / "answers.jsonl"
+    words = ["generate", "--prompts", prompts, *small, "--max-new-tokens", "1900", "--policy", "ar", "--out", out]
+    code = (
+        "import os, signal, sys; from recguide.cli import main; from recguide.engine.engine import Engine;"
+        "plain = Engine.step;"
+        "Engine.step = lambda e: (e.stats.steps == 9 and os.kill(os.getpid(), signal.SIGTERM), plain(e))[1];"
+        "sys.argv = ['recguide', *sys.argv[1:]]; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *map(str, words)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 130
+    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(answers) == 3
+    assert 0 < sum(len(answer["tokens"]) for answer in answers) < 100

@@ -17,7 +17,7 @@ OPTIONS = {
         "--model --adapter --dtype --device --max-context",
     ],
     "audit": ["--policies --concurrency --prompts --limit --max-new-tokens --temperature --model --adapter --dtype"],
-    "train-drafter": ["--dialogues --steps --minutes --rows --rank --learning-rate --soft --decay --seed --model"],
+    "train-drafter": ["--dialogues --steps --minutes --rows --rank --learning-rate --soft --seed --model"],
     "doctor": [],
     "models list": [],
     "models fetch": ["--gguf --force"],

@@ -1,4 +1,4 @@
-"""The engine on a thread: start, pause, one step, stop; streams equal ``generate``; faults and aborts reach everyone."""
+"""The engine on a thread: start, pause, one step, stop; streams equal ``generate``; faults reach everyone."""
 
 import asyncio
 import queue
