@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from recguide.bench.llamacpp import OTHER
+from recguide.errors import RecGuideError
 
 RESULTS = Path("data/results")
 
@@ -70,30 +71,65 @@ def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-TABLES: dict[str, Callable[[dict], str]] = {"policies": policies_table, "versus": versus_table}
+def drafter_table(result: dict) -> str:
+    """Acceptance of the shipped drafter: by position and by category."""
+    run = result["runs"][0]
+    positions = markdown(
+        ["draft position", *map(str, range(1, len(run["conditional_acceptance"]) + 1))],
+        [["accepted, of those reached", *(f"{c:.2f}" for c in run["conditional_acceptance"])]],
+    )
+    rows = [
+        [name, str(c["tokens"]), f"{c['mean_acceptance_length']:.2f}"] for name, c in run["by_category"].items()
+    ] + [["**all**", f"**{run['tokens']}**", f"**{run['mean_acceptance_length']:.2f}**"]]
+    categories = markdown(["category", "tokens", "acceptance length with bonus"], rows)
+    return f"{positions}\n\n{categories}\n\n{about(result)}"
 
 
-def fill(readme: str, results: Path) -> str:
-    """``readme`` with the text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` replaced by the stored results."""
-    for name, make in TABLES.items():
-        body = make(json.loads((results / f"{name}.json").read_text()))
-        pattern = re.compile(f"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", re.DOTALL)
-        readme = pattern.sub(lambda match, body=body: match[1] + body + match[2], readme)
-    return readme
+Tables = dict[str, Callable[[dict], str]]
+README: Tables = {"policies": policies_table, "versus": versus_table}
+DOCUMENTS: dict[Path, Tables] = {
+    Path("README.md"): README,
+    Path("data/drafter/smollm2-135m/README.md"): {"drafter": drafter_table},
+}
+
+
+def fill(text: str, results: Path, tables: Tables = README) -> str:
+    """``text`` with what stands between ``<!-- NAME -->`` and ``<!-- /NAME -->`` replaced by the stored results.
+
+    Raises RecGuideError where a mark or a result file is missing.
+    """
+    for name, make in tables.items():
+        body = make(_result(results / f"{name}.json"))
+        pattern = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        text, found = pattern.subn(lambda match, body=body: f"{match[1]}{body}\n{match[2]}", text)
+        if not found:
+            raise RecGuideError(f"the marks <!-- {name} --> and <!-- /{name} --> are missing from the text")
+    return text
+
+
+def _result(path: Path) -> dict:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as fault:
+        raise RecGuideError(f"{path}: no stored result to read ({fault})") from None
 
 
 def main(
     check: Annotated[bool, typer.Option(help="Change nothing; fail when a table is not up to date.")] = False,
 ) -> None:
-    """Put the stored results into the tables of README.md."""
-    path = Path("README.md")
-    text = path.read_text()
-    filled = fill(text, RESULTS)
-    if check and filled != text:
-        typer.echo("README.md: tables differ from data/results; run python -m recguide.bench.readme")
-        raise typer.Exit(1)
-    if not check:
-        path.write_text(filled)
+    """Put the stored results into the tables of README.md and of the drafter's card."""
+    try:
+        old = {path: path.read_text() for path in DOCUMENTS if path.exists()}
+        new = {path: fill(text, RESULTS, DOCUMENTS[path]) for path, text in old.items()}
+    except RecGuideError as fault:
+        typer.echo(f"error: {fault}", err=True)
+        raise typer.Exit(2) from None
+    for path in old:
+        if check and new[path] != old[path]:
+            typer.echo(f"{path}: tables differ from {RESULTS}; run python -m recguide.bench.readme")
+            raise typer.Exit(1)
+        if not check:
+            path.write_text(new[path])
 
 
 if __name__ == "__main__":

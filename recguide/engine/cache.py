@@ -90,7 +90,7 @@ class StepAttention:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         layout, cache = self.layout, self.cache
         if layout.first_draft_row < layout.rows:
-            k, v = self._finite_drafts(k), self._finite_drafts(v)
+            self._clear_non_finite(k[layout.first_draft_row :], v[layout.first_draft_row :])
         cache.k[layer][layout.row_slots, :, layout.row_keys] = k
         cache.v[layer][layout.row_slots, :, layout.row_keys] = v
         if self.in_order:
@@ -106,10 +106,11 @@ class StepAttention:
                 out[group.rows.reshape(-1)[group.real]] = made[group.real]
         return out
 
-    def _finite_drafts(self, x: Tensor) -> Tensor:
+    @staticmethod
+    def _clear_non_finite(*drafts: Tensor) -> None:
         """Zeros for what is not finite in draft rows: a masked value still meets a weight of 0, and 0 * NaN is NaN."""
-        first = self.layout.first_draft_row
-        return torch.cat((x[:first], x[first:].nan_to_num(0.0, 0.0, 0.0)))
+        for rows in drafts:
+            rows.nan_to_num_(0.0, 0.0, 0.0)
 
     def _attend(self, layer: int, group: Group, q: Tensor, mask: Tensor | None) -> Tensor:
         k = self._read(self.cache.k[layer], group)

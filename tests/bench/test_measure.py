@@ -148,6 +148,14 @@ def test_ratios_of_drafts_follow_from_counts(measured):
         assert run["rows_per_token"] > 1
 
 
+def test_categories_add_up():
+    named = [Prompt(str(i), "ab"[i % 2], text=p.text) for i, p in enumerate(PROMPTS[:4])] + [PROMPTS[4]]
+    run = bench(prompts=named).measure("linear:4", 3, 0)
+    assert list(run["by_category"]) == ["a", "b", "none"]
+    assert sum(part["tokens"] for part in run["by_category"].values()) == run["tokens"]
+    assert all(part["mean_acceptance_length"] >= 1 and part["tpf"] > 0 for part in run["by_category"].values())
+
+
 def test_branches_are_counted(measured):
     for run in measured.runs:
         assert set(run["branches_reused"]) <= set(run["branches_drafted"])

@@ -147,27 +147,26 @@ def test_a_stream_misses_nothing_when_its_prompt_enters_a_step_at_once(runner, m
     """The engine's thread is about to step when a prompt comes: it may be decoded before ``submit`` has returned."""
     engine, inbox = runner.engine, queue.SimpleQueue()
     about_to_step, go = threading.Event(), threading.Event()
-    step, submit = engine.step, engine.submit
+    step, enqueue = engine.step, engine.enqueue
 
     def held_step():
         about_to_step.set()
         assert go.wait(120)
         return step()
 
-    def slow_submit(prompt, params):
-        request = submit(prompt, params)
+    def slow_enqueue(request):
+        enqueue(request)
         go.set()
         deadline = time.monotonic() + 5
         while not request.generated and time.monotonic() < deadline:
             time.sleep(0.002)
         time.sleep(0.05)
-        return request
 
     monkeypatch.setattr(engine, "step", held_step)
     other = runner.submit([1, 2], LONG)
     about_to_step.wait(120)
     engine.set_policy("ar")
-    monkeypatch.setattr(engine, "submit", slow_submit)
+    monkeypatch.setattr(engine, "enqueue", slow_enqueue)
     request = runner.submit(*JOBS[1], inbox.put)
     wait_for(lambda: request.finished and other.finished)
     wait_for(lambda: engine.idle)
@@ -352,6 +351,24 @@ def test_submit_needs_a_running_thread():
     assert_gone(runner)
 
 
+def test_a_prompt_that_comes_while_the_thread_stops_is_refused_or_ended(runner, monkeypatch):
+    """Nobody would ever decode it, and its stream would wait for ever."""
+    plain, inbox = runner.engine.prepare, queue.SimpleQueue()
+
+    def prepare(*words):
+        runner.stop()
+        return plain(*words)
+
+    monkeypatch.setattr(runner.engine, "prepare", prepare)
+    try:
+        request = runner.submit([1, 2], LONG, inbox.put)
+    except RecGuideError as fault:
+        assert "not running" in str(fault)
+    else:
+        assert request.finish_reason == "abort"
+        assert inbox.get(timeout=5).finish_reason == "abort"
+
+
 @pytest.mark.parametrize("prompt", [[], [99], [1] * 300])
 def test_a_bad_prompt_is_refused_and_the_thread_goes_on(runner, prompt):
     with pytest.raises(RecGuideError):
@@ -387,6 +404,20 @@ def test_an_error_in_a_step_reaches_every_stream(runner, monkeypatch):
     wait_for(lambda: not runner.running)
     with pytest.raises(RecGuideError, match="not running"):
         runner.submit([1])
+
+
+def test_an_error_reaches_the_others_when_one_reader_is_gone(runner, monkeypatch):
+    def gone(item):
+        raise RuntimeError("Event loop is closed")
+
+    inbox = queue.SimpleQueue()
+    break_step(runner.engine, monkeypatch)
+    runner.pause()
+    runner.submit([1, 2], LONG, gone)
+    runner.submit([3], LONG, inbox.put)
+    runner.resume()
+    assert str(inbox.get(timeout=30)) == "out of memory"
+    assert str(runner.error) == "out of memory"
 
 
 def test_an_error_reaches_an_async_stream(runner, monkeypatch):
