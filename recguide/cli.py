@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from recguide import __version__
 from recguide.commands.audit import audit
 from recguide.commands.bench import bench
 from recguide.commands.demo import demo
 from recguide.commands.doctor import doctor
+from recguide.commands.entry import run
 from recguide.commands.generate import generate
 from recguide.commands.models import models
 from recguide.commands.train_drafter import train_drafter
-from recguide.errors import RecGuideError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,16 +49,8 @@ def root(
 
 
 def main() -> None:
-    """Run the command line. Exit status: 0 done, 1 a failed check, 2 a user error, 130 interrupted (by Typer)."""
-    # a polite kill ends like Ctrl-C: what is finished is saved
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        app()
-    except RecGuideError as fault:
-        if "--debug" in sys.argv:
-            raise
-        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {fault}", highlight=False)
-        sys.exit(2)
+    """The console script."""
+    run(app)
 
 
 if __name__ == "__main__":

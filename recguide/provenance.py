@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -20,7 +22,7 @@ from recguide.errors import RecGuideError
 def provenance() -> dict[str, Any]:
     """A JSON-ready record of this process and machine."""
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _command(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "recguide": __version__,
         "revision": _revision(),
@@ -29,6 +31,17 @@ def provenance() -> dict[str, Any]:
         "device": device_name(),
         "threads": torch.get_num_threads(),
     }
+
+
+def _command() -> str:
+    """The command line as one would type it here; absolute paths become relative ones."""
+    words = sys.orig_argv
+    if "-m" in words:
+        at = words.index("-m")
+        start, arguments = ["python", "-m", words[at + 1]], words[at + 2 :]
+    else:
+        start, arguments = [Path(sys.argv[0]).name], sys.argv[1:]
+    return shlex.join([*start, *(os.path.relpath(a) if os.path.isabs(a) else a for a in arguments)])
 
 
 def device_name() -> str:
@@ -43,21 +56,53 @@ def device_name() -> str:
 
 def _revision() -> str | None:
     """The git commit of the source tree, with a + when it is changed; None outside a checkout."""
-    here = Path(__file__).parent
+    source = Path(__file__)
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *arguments], cwd=source.parent, capture_output=True, text=True)
+
     try:
-        head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=here, capture_output=True, text=True)
-        dirty = subprocess.run(["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True)
+        if git("ls-files", "--error-unmatch", source.name).returncode:
+            return None
+        dirty = git("status", "--porcelain").stdout.strip()
+        return git("rev-parse", "--short=12", "HEAD").stdout.strip() + ("+" if dirty else "")
     except OSError:
         return None
-    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "") if head.returncode == 0 else None
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a file whole or not at all. RecGuideError says why it could not be written."""
-    partial = path.with_name(path.name + ".partial")
+    """Write a JSON file whole or not at all. RecGuideError says why it could not be written."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all. RecGuideError says why it could not be written."""
+    partial = _partial(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(value, indent=1) + "\n")
+        partial.write_text(text)
         partial.replace(path)
     except OSError as fault:
-        raise RecGuideError(f"{path}: cannot write ({fault.strerror or fault})") from None
+        partial.unlink(missing_ok=True)
+        raise _unwritable(path, fault) from None
+
+
+def check_writable(path: Path) -> None:
+    """RecGuideError when ``path`` could not be written; found before the work whose result it is to hold."""
+    partial = _partial(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        partial.touch()
+        partial.unlink()
+    except OSError as fault:
+        raise _unwritable(path, fault) from None
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")
+
+
+def _unwritable(path: Path, fault: OSError) -> RecGuideError:
+    return RecGuideError(f"{path}: cannot write ({fault.strerror or fault}); choose another place or free space")

@@ -15,7 +15,7 @@ import torch
 from recguide.engine.cache import KVCache, StepAttention
 from recguide.engine.engine import Engine
 from recguide.engine.layout import Segment, build_layout
-from recguide.engine.request import Request
+from recguide.engine.request import Request, raise_failed
 from recguide.engine.sampling import Row, SamplingParams, filtered, gumbel
 from recguide.models.loader import Model
 
@@ -26,13 +26,14 @@ NEAR_TIE_STEPS = 4
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
     """Where a policy's text leaves that of ``ar``. ``gap`` is the difference of the two tokens' final scores (logits,
-    or logits over temperature plus noise), ``tolerance`` what rounding explains."""
+    or logits over temperature plus noise), ``tolerance`` what rounding explains. A text that ends where the other goes
+    on has no token there (None) and an infinite gap."""
 
     policy: str
     prompt: int
     position: int
-    expected: int
-    found: int
+    expected: int | None
+    found: int | None
     gap: float
     tolerance: float
 
@@ -61,7 +62,7 @@ def audit(
     params: Sequence[SamplingParams],
     *,
     concurrency: int = 16,
-    max_context: int = 2048,
+    max_context: int | None = None,
     on_policy: Callable[[str], None] = lambda _: None,
 ) -> list[Audit]:
     """Compare every policy with ``ar`` at concurrency 1, on the same requests."""
@@ -69,7 +70,9 @@ def audit(
     def run(policy: str, level: int) -> list[Request]:
         on_policy(policy)
         engine = Engine(model, policy, max_concurrency=level, max_context=max_context)
-        return engine.generate(prompts, params)
+        requests = engine.generate(prompts, params)
+        raise_failed(requests)
+        return requests
 
     expected = run("ar", 1)
     audits = []
@@ -86,7 +89,7 @@ def _divergence(model: Model, policy: str, number: int, expected: Request, found
         return None
     at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     prefix = expected.prompt + a[:at]
-    x, y = a[at], b[at]
+    x, y = (text[at] if at < len(text) else None for text in (a, b))
     scores, tolerance = _scores(model, prefix, expected.params)
     return Divergence(
         policy=policy,
@@ -94,7 +97,7 @@ def _divergence(model: Model, policy: str, number: int, expected: Request, found
         position=at,
         expected=x,
         found=y,
-        gap=abs(float(scores[x] - scores[y])),
+        gap=float("inf") if x is None or y is None else abs(float(scores[x] - scores[y])),
         tolerance=tolerance,
     )
 

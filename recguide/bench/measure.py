@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from recguide.bench.prompts import Prompt, fingerprint
-from recguide.engine.engine import Engine
-from recguide.engine.request import Request
+from recguide.engine.engine import Engine, default_context
+from recguide.engine.request import Request, raise_failed
 from recguide.engine.sampling import SamplingParams
 from recguide.engine.stats import RequestStats
 from recguide.errors import RecGuideError
+from recguide.models.adapter import adapter_sha256
 from recguide.models.loader import Model
 from recguide.policies import parse_policy
 from recguide.provenance import provenance
@@ -31,12 +32,14 @@ class BenchSettings:
     max_new_tokens: int = 128
     repeats: int = 3
     temperature: float = 0.0
-    max_context: int = 2048
+    max_context: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("policies", "concurrency"):
             if not getattr(self, name):
                 raise RecGuideError(f"{name} is empty; give at least one")
+            if len(set(getattr(self, name))) < len(getattr(self, name)):
+                raise RecGuideError(f"{name} names one twice: {getattr(self, name)}")
         for name in ("max_new_tokens", "repeats"):
             if getattr(self, name) < 1:
                 raise RecGuideError(f"{name} is {getattr(self, name)}; allowed: >= 1")
@@ -44,6 +47,7 @@ class BenchSettings:
             raise RecGuideError(f"concurrency is {min(self.concurrency)}; allowed: >= 1")
         for spec in self.policies:
             parse_policy(spec)
+        SamplingParams(temperature=self.temperature)
 
     @property
     def runs(self) -> int:
@@ -58,11 +62,12 @@ class Bench:
         self.runs: list[dict] = []
         self._provenance = provenance()
         self._encoded = [encode(model, p) for p in self.prompts]
+        self.max_context = settings.max_context or default_context(model.config)
         longest = max(map(len, self._encoded))
-        if longest + settings.max_new_tokens > settings.max_context:
+        if longest + settings.max_new_tokens > self.max_context:
             raise RecGuideError(
                 f"a prompt has {longest} tokens; with {settings.max_new_tokens} new ones it exceeds "
-                f"the context of {settings.max_context}; raise --max-context or lower --max-new-tokens"
+                f"the context of {self.max_context}; raise --max-context or lower --max-new-tokens"
             )
 
     def run(self, on_run: Callable[[dict], None] = lambda _: None) -> None:
@@ -86,9 +91,7 @@ class Bench:
                 yield repeat, concurrency, spec
 
     def _engine(self, spec: str) -> Engine:
-        return Engine(
-            self.model, spec, max_concurrency=max(self.settings.concurrency), max_context=self.settings.max_context
-        )
+        return Engine(self.model, spec, max_concurrency=max(self.settings.concurrency), max_context=self.max_context)
 
     def measure(self, spec: str, concurrency: int, repeat: int) -> dict:
         """One run over all prompts, kept in ``runs``."""
@@ -101,6 +104,7 @@ class Bench:
         started = time.perf_counter()
         requests = engine.generate(self._encoded, params)
         wall = time.perf_counter() - started
+        raise_failed(requests)
         run = {"policy": spec, "concurrency": concurrency, "repeat": repeat, **figures(engine, requests, wall)}
         run["by_category"] = by_category(self.prompts, requests)
         self.runs.append(run)
@@ -116,7 +120,7 @@ class Bench:
                 "name": model.name,
                 "fingerprint": model.fingerprint,
                 "dtype": str(model.backbone.dtype).removeprefix("torch."),
-                "adapter": model.adapter_path.name if model.adapter_path else None,
+                "adapter": model.adapter_path and adapter_sha256(model.adapter_path)[:16],
                 "fallbacks": model.fallbacks,
             },
             "prompts": {"count": len(self.prompts), "fingerprint": fingerprint(self.prompts)},

@@ -15,9 +15,11 @@ from typing import Annotated
 import typer
 
 from recguide.bench.llamacpp import OTHER
+from recguide.commands.entry import run
 from recguide.errors import RecGuideError
 
 RESULTS = Path("data/results")
+app = typer.Typer(add_completion=False)
 
 
 def policies_table(result: dict) -> str:
@@ -114,16 +116,13 @@ def _result(path: Path) -> dict:
         raise RecGuideError(f"{path}: no stored result to read ({fault})") from None
 
 
+@app.command()
 def main(
     check: Annotated[bool, typer.Option(help="Change nothing; fail when a table is not up to date.")] = False,
 ) -> None:
     """Put the stored results into the tables of README.md and of the drafter's card."""
-    try:
-        old = {path: path.read_text() for path in DOCUMENTS if path.exists()}
-        new = {path: fill(text, RESULTS, DOCUMENTS[path]) for path, text in old.items()}
-    except RecGuideError as fault:
-        typer.echo(f"error: {fault}", err=True)
-        raise typer.Exit(2) from None
+    old = {path: path.read_text() for path in DOCUMENTS if path.exists()}
+    new = {path: fill(text, RESULTS, DOCUMENTS[path]) for path, text in old.items()}
     for path in old:
         if check and new[path] != old[path]:
             typer.echo(f"{path}: tables differ from {RESULTS}; run python -m recguide.bench.readme")
@@ -133,4 +132,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(app)

@@ -22,9 +22,11 @@ from rich.table import Table
 from recguide.bench.llamacpp import OTHER, LlamaServer, measure
 from recguide.bench.measure import Bench, BenchSettings
 from recguide.bench.prompts import load_prompts, spread
-from recguide.commands.options import PromptsFile, integers, open_model, words
+from recguide.commands.entry import run
+from recguide.commands.options import MaxContext, PromptsFile, integers, open_model, words
+from recguide.errors import RecGuideError
 from recguide.models import embedded
-from recguide.provenance import write_json
+from recguide.provenance import check_writable, write_json
 
 app = typer.Typer(add_completion=False)
 
@@ -42,7 +44,7 @@ class Versus:
         settings = self.bench.settings
         self.bench.warm_up()
         for concurrency in settings.concurrency:
-            server = LlamaServer(embedded.gguf_path(), concurrency, threads=self.threads, ctx=settings.max_context)
+            server = LlamaServer(embedded.gguf_path(), concurrency, threads=self.threads, ctx=self.bench.max_context)
             with server:
                 self.about = server.about
                 for repeat in range(settings.repeats):
@@ -113,17 +115,21 @@ def main(
     max_new_tokens: Annotated[int, typer.Option(help="Tokens an answer may have.")] = 64,
     repeats: Annotated[int, typer.Option(help="Paired runs.")] = 3,
     threads: Annotated[int, typer.Option(help="Threads of the server; ours uses torch's default.")] = 2,
-    max_context: Annotated[int, typer.Option(help="Tokens of prompt and answer together.")] = 2048,
+    max_context: MaxContext = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result, after every run.")] = None,
 ) -> None:
     """Measure this engine and llama.cpp's server in turn. Nothing else should run on the machine. Ctrl-C keeps runs."""
     settings = BenchSettings(
-        policies=words(policies),
+        policies=words(policies, "--policies"),
         concurrency=integers(concurrency, "--concurrency"),
         max_new_tokens=max_new_tokens,
         repeats=repeats,
         max_context=max_context,
     )
+    if threads < 1:
+        raise RecGuideError(f"threads is {threads}; allowed: >= 1")
+    if json_out is not None:
+        check_writable(json_out)
     console = Console()
     model = open_model(embedded.NAME, None, None, "auto", console)
     versus = Versus(Bench(model, spread(load_prompts(prompts), limit), settings), threads)
@@ -141,4 +147,4 @@ def main(
 
 
 if __name__ == "__main__":
-    app()
+    run(app)

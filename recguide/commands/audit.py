@@ -12,9 +12,10 @@ from recguide.bench.lossless import Audit
 from recguide.bench.lossless import audit as run_audit
 from recguide.bench.measure import encode
 from recguide.bench.prompts import load_prompts, spread
-from recguide.commands.options import Adapter, Device, Dtype, ModelName, PromptsFile, open_model, words
+from recguide.commands.options import Adapter, Device, Dtype, MaxContext, ModelName, PromptsFile, open_model, words
 from recguide.engine.sampling import SamplingParams
 from recguide.models import embedded
+from recguide.policies import parse_policy
 
 POLICIES = "linear:8,ar-row:8,window,quadratic:4,overlap:8"
 
@@ -30,6 +31,7 @@ def audit(
     adapter: Adapter = "auto",
     dtype: Dtype = None,
     device: Device = None,
+    max_context: MaxContext = None,
 ) -> None:
     """Compare every policy's tokens with ar's, and show where they part and by how much.
 
@@ -37,6 +39,9 @@ def audit(
 
     Example: recguide audit --dtype float32
     """
+    specs = words(policies, "--policies")
+    for spec in specs:
+        parse_policy(spec)
     console = Console()
     loaded = open_model(model, dtype, device, adapter, console)
     encoded = [encode(loaded, p) for p in spread(load_prompts(prompts), limit)]
@@ -47,9 +52,10 @@ def audit(
         audits = run_audit(
             loaded,
             encoded,
-            words(policies),
+            specs,
             params,
             concurrency=concurrency,
+            max_context=max_context,
             on_policy=lambda spec: status.update(f"decoding with {spec}"),
         )
     console.print(_table(audits))

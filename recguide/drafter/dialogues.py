@@ -88,7 +88,9 @@ def _line(dialogue: Dialogue) -> str:
 
 def _make(model: Model, settings: DialogueSettings, first: int) -> Iterator[Dialogue]:
     """Dialogues without end, many at a time; numbered from ``first`` so that a resumed run does not repeat itself."""
-    engine = Engine(model, "ar", max_concurrency=settings.concurrency, max_context=1024)
+    engine = Engine(
+        model, "ar", max_concurrency=settings.concurrency, max_context=min(1024, model.config.max_positions)
+    )
     chooser = random.Random(first)
     choices, categories, users = openers(), {}, set()
     while True:

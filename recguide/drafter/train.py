@@ -52,6 +52,16 @@ class TrainSettings:
     beyond: float = 0.15
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("steps", "rows", "sequences", "rank", "warmup", "top"):
+            if getattr(self, name) < 1:
+                raise RecGuideError(f"{name} is {getattr(self, name)}; allowed: >= 1")
+        if not self.learning_rate > 0:
+            raise RecGuideError(f"learning_rate is {self.learning_rate}; allowed: > 0")
+        for name in ("soft", "beyond"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise RecGuideError(f"{name} is {getattr(self, name)}; allowed: 0..1")
+
 
 @dataclass(frozen=True)
 class Report:
@@ -88,6 +98,8 @@ class Trainer:
         self.adapter.mask_embedding.data.copy_(model.backbone.embedding.float().mean(0))
         if start_from is not None:
             known = load_adapter(start_from, model.config, model.fingerprint)
+            if known.config != config:
+                raise RecGuideError(f"{start_from}: rank is {known.config.rank}, this run's is {config.rank}")
             self.adapter.load_state_dict(known.state_dict())
         self.optimiser = torch.optim.AdamW(
             self.adapter.parameters(), lr=settings.learning_rate, weight_decay=0.0, betas=(0.9, 0.95)

@@ -25,11 +25,17 @@ from recguide.engine.sampling import SamplingParams
 from recguide.engine.stats import EngineStats, StepRecord
 from recguide.engine.text import StopMatcher
 from recguide.errors import RecGuideError
+from recguide.models.config import ModelConfig
 from recguide.models.loader import Model
 from recguide.policies import Policy, parse_policy
 
 Prompt = str | list[int] | list[dict[str, str]]
 LOGIT_ROWS = 256  # logits of more rows than this are made in pieces, so that rows x vocabulary stays bounded
+
+
+def default_context(config: ModelConfig) -> int:
+    """Tokens of prompt and answer together, unless the user says otherwise."""
+    return min(2048, config.max_positions)
 
 
 class Engine:
@@ -46,12 +52,13 @@ class Engine:
         *,
         max_concurrency: int = 32,
         concurrency: int | None = None,
-        max_context: int = 2048,
+        max_context: int | None = None,
         prefill_chunk: int = 256,
     ):
         for name, value in (("max_concurrency", max_concurrency), ("prefill_chunk", prefill_chunk)):
             if value < 1:
                 raise RecGuideError(f"{name} is {value}; allowed: >= 1")
+        max_context = default_context(model.config) if max_context is None else max_context
         if not 2 <= max_context <= model.config.max_positions:
             raise RecGuideError(f"max_context is {max_context}; allowed: 2..{model.config.max_positions} (the model's)")
         self.model, self.max_context, self.prefill_chunk = model, max_context, prefill_chunk

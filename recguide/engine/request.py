@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from recguide.engine.sampling import SamplingParams
 from recguide.engine.stats import RequestStats
 from recguide.engine.text import StopMatcher
+from recguide.errors import RecGuideError
 from recguide.models.tokenizer import Tokenizer
 
 
@@ -90,3 +92,10 @@ class Delta:
     request: Request
     tokens: list[int]
     finish_reason: str | None
+
+
+def raise_failed(requests: Sequence[Request]) -> None:
+    """RecGuideError for the first request that ended in an error."""
+    for request in requests:
+        if request.error is not None:
+            raise RecGuideError(f"request {request.id}: {request.error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -85,13 +86,13 @@ class EngineThread:
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, sink: Sink | None = None) -> Request:
         """Queue a prompt. ``sink`` gets its deltas on the engine's thread; it must not block."""
-        if not self.running:
-            raise RecGuideError("the engine thread is not running; call start() first")
         request = self.engine.prepare(prompt, params)
-        if sink is not None:
-            self._sinks[request.id] = sink  # before the engine sees the request, or a first delta could be missed
-        self.engine.enqueue(request)
-        with self._wake:
+        with self._wake:  # stop() takes it too: a request is either ended by stop or refused here
+            if not self.running or self._stopping or self.error is not None:
+                raise RecGuideError("the engine thread is not running; call start() first")
+            if sink is not None:
+                self._sinks[request.id] = sink  # before the engine sees the request, or a first delta could be missed
+            self.engine.enqueue(request)
             self._wake.notify_all()
         return request
 
@@ -166,7 +167,8 @@ class EngineThread:
         with self._wake:
             sinks, self._sinks = list(self._sinks.values()), {}
         for sink in sinks:
-            sink(fault)
+            with contextlib.suppress(Exception):  # a reader that is gone must not keep the news from the others
+                sink(fault)
 
 
 def _raised(item: Delta | BaseException) -> Delta:

@@ -38,6 +38,13 @@ class TextStream:
         return new
 
 
+def held_back(text: str, stops: Sequence[str]) -> int:
+    """Characters at the end of ``text`` that may be the beginning of a stop string."""
+    longest = max(map(len, stops), default=0)
+    sizes = range(min(longest - 1, len(text)), 0, -1)
+    return next((n for n in sizes if any(stop.startswith(text[-n:]) for stop in stops)), 0)
+
+
 class StopMatcher:
     """Finds the first stop string in a growing text, token by token."""
 

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recguide.errors import RecGuideError
+from recguide.models.checkpoint import file_sha256
 from recguide.models.config import ModelConfig
 from recguide.models.linear import Linear
 
@@ -175,6 +176,11 @@ def load_adapter(folder: Path, model: ModelConfig, fingerprint: str) -> DraftAda
     except Exception as fault:  # safetensors raises its own type for a damaged file
         raise RecGuideError(f"{path}: damaged ({fault}); restore the file or train the adapter again") from None
     return adapter.requires_grad_(False)
+
+
+def adapter_sha256(folder: Path) -> str:
+    """Hash of an adapter's weights, to name it in results."""
+    return file_sha256(folder / "adapter_model.safetensors")
 
 
 def _read_config(folder: Path) -> AdapterConfig:

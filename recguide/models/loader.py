@@ -79,7 +79,7 @@ def load_model(
     ``adapter`` is a folder, ``"auto"`` (the one shipped for this model, if any) or None. Raises RecGuideError for an
     unknown name or dtype, damaged weights, or an adapter of another model.
     """
-    where = torch.device(device) if device else default_device()
+    where = _device(device) if device else default_device()
     kind = _dtype(dtype) if dtype else default_dtype(where)
     folder = find_folder(name)
     config = _read_config(folder)
@@ -94,6 +94,16 @@ def load_model(
     )
     _attach_adapter(model, adapter)
     return model
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as fault:
+        reason = str(fault).splitlines()[0]
+        raise RecGuideError(f"device {name!r} is not usable here ({reason}); try cpu") from None
+    return device
 
 
 def _dtype(name: str) -> torch.dtype:

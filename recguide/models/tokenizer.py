@@ -37,6 +37,8 @@ class HFTokenizer:
 
     def chat(self, messages: list[dict[str, str]], *, generation_prompt: bool = True) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn."""
+        if not self._tokenizer.chat_template:
+            raise RecGuideError("the tokenizer has no chat template; give raw text prompts, or add a chat_template")
         text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
         return self.encode(text)
 
