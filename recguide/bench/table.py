@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.table import Table
+from rich.text import Text
 
 
 def bench_table(summary: Sequence[dict], caption: str = "") -> Table:
     """Rows as ``summarise`` makes them; the best aggregate of each concurrency stands in bold."""
-    table = Table(caption=caption, caption_justify="left")
+    table = Table(caption=Text(caption), caption_justify="left")
     table.add_column("concurrency", justify="right")
     table.add_column("policy")
     headings = ("aggregate\ntokens/s", "x ar", "per request\ntokens/s", "tokens per\nforward", "rows per\ntoken")

@@ -64,14 +64,14 @@ def bench(
     console = Console()
     measured = Bench(open_model(model, dtype, device, adapter, console), chosen, settings)
     try:
-        _run(measured, console, json_out)
+        run_with_progress(measured, console, json_out)
     finally:
         if measured.runs:
             result = measured.result()
-            console.print(bench_table(result["summary"], _caption(result)))
+            console.print(bench_table(result["summary"], caption(result)))
 
 
-def _run(measured: Bench, console: Console, json_out: Path | None) -> None:
+def run_with_progress(measured: Bench, console: Console, json_out: Path | None) -> None:
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("warming up", total=measured.settings.runs)
@@ -85,7 +85,7 @@ def _run(measured: Bench, console: Console, json_out: Path | None) -> None:
         measured.run(on_run)
 
 
-def _caption(result: dict) -> str:
+def caption(result: dict) -> str:
     p, s = result["provenance"], result["settings"]
     return (
         f"{result['model']['name']} ({result['model']['dtype']}), {result['prompts']['count']} prompts x "

@@ -8,9 +8,9 @@ from rich.panel import Panel
 from rich.text import Text
 
 from recguide.bench.measure import Bench, BenchSettings
-from recguide.bench.prompts import load_prompts
+from recguide.bench.prompts import load_prompts, spread
 from recguide.bench.table import bench_table
-from recguide.commands.bench import _caption, _run
+from recguide.commands.bench import caption, run_with_progress
 from recguide.commands.options import open_model
 from recguide.engine.engine import Engine
 from recguide.engine.sampling import SamplingParams
@@ -31,11 +31,11 @@ def demo() -> None:
     console = Console()
     model = open_model(embedded.NAME, None, None, "auto", console)
     _watch(Engine(model, POLICIES[-1], max_concurrency=1), console)
-    prompts = load_prompts()[::8][:6]
+    prompts = spread(load_prompts(), 6)
     measured = Bench(model, prompts, BenchSettings(policies=POLICIES, concurrency=(1, 8), max_new_tokens=48, repeats=1))
-    _run(measured, console, None)
+    run_with_progress(measured, console, None)
     result = measured.result()
-    console.print(bench_table(result["summary"], _caption(result)))
+    console.print(bench_table(result["summary"], caption(result)))
     console.print('next: [bold]recguide generate "..."[/bold], [bold]recguide bench --help[/bold]', highlight=False)
 
 

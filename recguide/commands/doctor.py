@@ -9,6 +9,7 @@ import shutil
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from recguide import __version__
@@ -32,7 +33,7 @@ def doctor() -> None:
     rows = [*_software(), *_device(), *_model()]
     table = Table("", "what", "found", show_lines=False)
     for state, what, found in rows:
-        table.add_row(state, what, found)
+        table.add_row(state, what, escape(found))
     Console().print(table)
     if any(state == BAD for state, *_ in rows):
         raise typer.Exit(1)

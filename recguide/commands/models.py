@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from recguide.commands.entry import say
 from recguide.models import embedded
 from recguide.models.cache_dir import ENVIRONMENT, cache_dir
 from recguide.models.loader import shipped_adapter
@@ -22,9 +24,9 @@ def list_models() -> None:
     table = Table("model", "weights", "draft adapter")
     cached = str(embedded.embedded_folder()) if embedded.is_cached() else "not cached: recguide models fetch"
     adapter = shipped_adapter(embedded.NAME)
-    table.add_row(embedded.NAME, cached, "shipped" if adapter else "none")
+    table.add_row(embedded.NAME, escape(cached), "shipped" if adapter else "none")
     Console().print(table)
-    Console().print(f"cache: {cache_dir()} (moved by {ENVIRONMENT})", highlight=False)
+    say(Console(), "cache", f"{cache_dir()} (moved by {ENVIRONMENT})", "dim")
 
 
 @models.command()
@@ -41,4 +43,4 @@ def fetch(
         folder = embedded.fetch(status.update, gguf=gguf, force=force)
         status.update("checking")
         embedded.verify_cached()
-    console.print(f"{embedded.NAME} is ready in {folder}", highlight=False, soft_wrap=True)
+    say(console, "ready", f"{embedded.NAME} in {folder}", "green")
