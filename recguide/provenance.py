@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -35,13 +36,9 @@ def provenance() -> dict[str, Any]:
 
 def _command() -> str:
     """The command line as one would type it here; absolute paths become relative ones."""
-    words = sys.orig_argv
-    if "-m" in words:
-        at = words.index("-m")
-        start, arguments = ["python", "-m", words[at + 1]], words[at + 2 :]
-    else:
-        start, arguments = [Path(sys.argv[0]).name], sys.argv[1:]
-    return shlex.join([*start, *(os.path.relpath(a) if os.path.isabs(a) else a for a in arguments)])
+    module = getattr(sys.modules["__main__"].__spec__, "name", "")  # of python -m MODULE
+    start = ["python", "-m", module] if module.startswith("recguide.") else [Path(sys.argv[0]).name]
+    return shlex.join([*start, *(os.path.relpath(a) if os.path.isabs(a) else a for a in sys.argv[1:])])
 
 
 def device_name() -> str:
@@ -83,7 +80,8 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text)
         partial.replace(path)
     except OSError as fault:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
         raise _unwritable(path, fault) from None
 
 

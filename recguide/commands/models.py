@@ -43,4 +43,4 @@ def fetch(
         folder = embedded.fetch(status.update, gguf=gguf, force=force)
         status.update("checking")
         embedded.verify_cached()
-    say(console, "ready", f"{embedded.NAME} in {folder}", "green")
+    console.print(f"{embedded.NAME} is ready in {folder}", markup=False, highlight=False, soft_wrap=True)

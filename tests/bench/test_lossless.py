@@ -10,7 +10,6 @@ import recguide.engine.engine as engine_module
 from recguide.bench import lossless
 from recguide.bench.lossless import Audit, Divergence, audit, next_logits
 from recguide.engine.accept import accepted_length
-from recguide.engine.engine import Engine
 from recguide.engine.sampling import SamplingParams
 from tests.helpers import POLICY_SPECS, SAMPLERS, make_engine, small_model, small_weights
 
@@ -144,15 +143,14 @@ def test_tolerance_follows_the_dtype_and_the_temperature():
 @pytest.mark.parametrize("earlier", ["ar", "linear:4"])
 def test_a_text_that_ends_too_early_is_an_unexplained_divergence(monkeypatch, earlier):
     """One text is a prefix of the other: there is no pair of tokens to compare, and no tie."""
-    plain, current = Engine._cut, ["ar"]
+    plain, current = engine_module._cut, ["ar"]
 
-    def cut(engine, request, tokens):
-        kept = plain(engine, request, tokens)
-        if current[0] == earlier and request.generated + len(kept) >= 6:
-            request.finish_reason = "length"
-        return kept
+    def cut(request, tokens):
+        kept, reason = plain(request, tokens)
+        early = current[0] == earlier and request.generated + len(kept) >= 6
+        return kept, "length" if early else reason
 
-    monkeypatch.setattr(Engine, "_cut", cut)
+    monkeypatch.setattr(engine_module, "_cut", cut)
     (found,) = audit(
         MODEL,
         PROMPTS,

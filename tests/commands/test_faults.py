@@ -112,7 +112,7 @@ def test_train_drafter(cli, folder, tmp_path, words, message):
     ("words", "wrong"),
     [
         (["generate", "hi", "--polcy", "ar"], "--polcy"),
-        (["generate", "hi", "--top-k", "many"], "many"),
+        (["generate", "hi", "--top-k", "many"], "'--top-k'"),
         (["bench", "--repeats"], "--repeats"),
         (["audit", "unexpected"], "unexpected"),
         (["genrate", "hi"], "genrate"),

@@ -78,7 +78,7 @@ def test_t07_the_cache_holds_what_a_fresh_prefill_holds():
     fresh.submit(request.tokens, SamplingParams(max_new_tokens=1))
     fresh._apply_commands()
     fresh._admit()
-    fresh._forward(fresh._lay_out(fresh._plan()))
+    fresh._forward(fresh._lay_out(fresh._plan(fresh.policy)))
     torch.testing.assert_close(engine._cache.k[:, 0, :, :length], fresh._cache.k[:, 0, :, :length], atol=1e-4, rtol=0)
     torch.testing.assert_close(engine._cache.v[:, 0, :, :length], fresh._cache.v[:, 0, :, :length], atol=1e-4, rtol=0)
 
