@@ -1,11 +1,14 @@
 """Fixtures: one thread (tests on tiny models are slower with more), small models, and the real one for slow tests."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 
 from recguide.models.loader import load_model
 from tests.helpers import small_model
+from tests.model_folder import save_model, save_tokenizer
 
 torch.set_num_threads(1)
 # the same examples every time, on a busy machine too; no shrinking, which takes minutes where an example runs an engine
@@ -34,3 +37,12 @@ def real_model(request):
 @pytest.fixture(scope="session")
 def real_float32():
     return load_model(dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory) -> Path:
+    """A small Llama as transformers saves it; it leans to a few tokens, so that drafts are accepted and rejected."""
+    path = tmp_path_factory.mktemp("model")
+    save_model(path, max_positions=2048)
+    save_tokenizer(path)
+    return path

@@ -64,13 +64,14 @@ def audit(
     concurrency: int = 16,
     max_context: int | None = None,
     on_policy: Callable[[str], None] = lambda _: None,
+    on_text: Callable[[], None] = lambda: None,
 ) -> list[Audit]:
-    """Compare every policy with ``ar`` at concurrency 1, on the same requests."""
+    """Compare every policy with ``ar`` at concurrency 1, on the same requests. ``on_text`` is called for each text."""
 
     def run(policy: str, level: int) -> list[Request]:
         on_policy(policy)
         engine = Engine(model, policy, max_concurrency=level, max_context=max_context)
-        requests = engine.generate(prompts, params)
+        requests = engine.generate(prompts, params, lambda delta: on_text() if delta.finish_reason else None)
         raise_failed(requests)
         return requests
 

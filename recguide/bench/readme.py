@@ -68,6 +68,25 @@ def about(result: dict) -> str:
     )
 
 
+def forward_table(result: dict) -> str:
+    """One forward beside transformers', and what more rows cost."""
+    rows = [
+        [
+            f"{row['requests']} x {row['rows']}",
+            f"{row['transformers_ms']:.1f}",
+            f"{row['ours_ms']:.1f} ({row['ratio']:.2f}x)",
+            f"{row['ratio_to_one_row']:.2f}x",
+        ]
+        for row in result["cases"]
+    ]
+    p, s = result["provenance"], result["settings"]
+    return markdown(["requests x rows", "transformers, ms", "here, ms", "to one row"], rows) + (
+        f"\n\nMedians of {s['repeats']} paired samples of one forward behind {s['context']} tokens, logits of all rows "
+        f"included; {result['model']['name']} in {result['model']['dtype']}; {p['device']}, {p['threads']} threads, "
+        f"torch {p['torch']}, {p['created'][:10]}. Made by `{p['command']}`."
+    )
+
+
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -88,7 +107,7 @@ def drafter_table(result: dict) -> str:
 
 
 Tables = dict[str, Callable[[dict], str]]
-README: Tables = {"policies": policies_table, "versus": versus_table}
+README: Tables = {"policies": policies_table, "versus": versus_table, "forward": forward_table}
 DOCUMENTS: dict[Path, Tables] = {
     Path("README.md"): README,
     Path("data/drafter/smollm2-135m/README.md"): {"drafter": drafter_table},

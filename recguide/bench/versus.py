@@ -16,14 +16,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
 from recguide.bench.llamacpp import OTHER, LlamaServer, measure
 from recguide.bench.measure import Bench, BenchSettings
 from recguide.bench.prompts import load_prompts, spread
 from recguide.commands.entry import run
-from recguide.commands.options import MaxContext, PromptsFile, integers, open_model, words
+from recguide.commands.options import MaxContext, PromptsFile, integers, open_model, progress_bar, words
 from recguide.errors import RecGuideError
 from recguide.models import embedded
 from recguide.provenance import check_writable, write_json
@@ -133,9 +132,8 @@ def main(
     console = Console()
     model = open_model(embedded.NAME, None, None, "auto", console)
     versus = Versus(Bench(model, spread(load_prompts(prompts), limit), settings), threads)
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
-        with Progress(*columns, console=console, transient=True) as progress:
+        with progress_bar(console) as progress:
             task = progress.add_task("starting", total=settings.runs + len(settings.concurrency) * repeats)
             for line in versus.run():
                 progress.update(task, advance=1, description=line)

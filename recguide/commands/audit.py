@@ -12,7 +12,17 @@ from recguide.bench.lossless import Audit
 from recguide.bench.lossless import audit as run_audit
 from recguide.bench.measure import encode
 from recguide.bench.prompts import load_prompts, spread
-from recguide.commands.options import Adapter, Device, Dtype, MaxContext, ModelName, PromptsFile, open_model, words
+from recguide.commands.options import (
+    Adapter,
+    Device,
+    Dtype,
+    MaxContext,
+    ModelName,
+    PromptsFile,
+    open_model,
+    progress_bar,
+    words,
+)
 from recguide.engine.sampling import SamplingParams
 from recguide.models import embedded
 from recguide.policies import parse_policy
@@ -48,7 +58,8 @@ def audit(
     params = [
         SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=i) for i in range(len(encoded))
     ]
-    with console.status("comparing") as status:
+    with progress_bar(console) as progress:
+        task = progress.add_task("ar", total=len(encoded) * (1 + len(specs)))
         audits = run_audit(
             loaded,
             encoded,
@@ -56,7 +67,8 @@ def audit(
             params,
             concurrency=concurrency,
             max_context=max_context,
-            on_policy=lambda spec: status.update(f"decoding with {spec}"),
+            on_policy=lambda spec: progress.update(task, description=spec),
+            on_text=lambda: progress.advance(task),
         )
     console.print(_table(audits))
     if not all(a.explained for a in audits):

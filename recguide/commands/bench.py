@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from recguide.bench.measure import Bench, BenchSettings
 from recguide.bench.prompts import load_prompts, spread
@@ -21,6 +20,7 @@ from recguide.commands.options import (
     PromptsFile,
     integers,
     open_model,
+    progress_bar,
     words,
 )
 from recguide.models import embedded
@@ -72,8 +72,7 @@ def bench(
 
 
 def run_with_progress(measured: Bench, console: Console, json_out: Path | None) -> None:
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar(console) as progress:
         task = progress.add_task("warming up", total=measured.settings.runs)
 
         def on_run(run: dict) -> None:

@@ -10,11 +10,19 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from recguide.bench.measure import encode
 from recguide.bench.prompts import Prompt, load_prompts
-from recguide.commands.options import Adapter, Device, Dtype, MaxContext, ModelName, PromptsFile, open_model
+from recguide.commands.options import (
+    Adapter,
+    Device,
+    Dtype,
+    MaxContext,
+    ModelName,
+    PromptsFile,
+    open_model,
+    progress_bar,
+)
 from recguide.engine.engine import Engine
 from recguide.engine.request import Delta, Request, raise_failed
 from recguide.engine.sampling import SamplingParams
@@ -88,8 +96,7 @@ def _run(engine: Engine, requests: list[Request], console: Console, *, stream: b
     if stream:
         _stream(engine, requests[0])
         return
-    columns = (*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with progress_bar(console, transient=False) as progress:
         task = progress.add_task("answers", total=len(requests))
         while not engine.idle:
             progress.advance(task, sum(delta.finish_reason is not None for delta in engine.step()))
@@ -150,6 +157,9 @@ def _report(engine, prompts: list[Prompt], requests: list[Request], out, console
 def _row(engine: Engine, prompt: Prompt, request: Request) -> dict[str, Any]:
     return {
         "id": prompt.id,
+        "model": engine.model.name,
+        "model_fingerprint": engine.model.fingerprint,
+        "policy": engine.policy.spec,
         "text": request.text(engine.model.tokenizer),
         "tokens": request.output,
         "finish_reason": request.finish_reason,

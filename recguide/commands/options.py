@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from recguide.commands.entry import say
 from recguide.errors import RecGuideError
@@ -43,6 +44,12 @@ def open_model(name: str, dtype: str | None, device: str | None, adapter: str, c
     for fallback in model.fallbacks:
         say(console, "note", fallback, "yellow")
     return model
+
+
+def progress_bar(console: Console, *, transient: bool = True) -> Progress:
+    """A bar with done/total, elapsed and remaining time."""
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=transient)
 
 
 def integers(text: str, name: str) -> tuple[int, ...]:

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from recguide.commands.entry import say
-from recguide.commands.options import Device, Dtype, ModelName
+from recguide.commands.options import Device, Dtype, ModelName, progress_bar
 from recguide.drafter.dialogues import DialogueSettings, read_dialogues, write_dialogues
 from recguide.drafter.train import Report, Trainer, TrainSettings
 from recguide.errors import RecGuideError
@@ -60,16 +59,11 @@ def train_drafter(
     say(console, "adapter", str(out / "adapter"), "green")
 
 
-def _bar(console: Console) -> Progress:
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console)
-
-
 def _dialogues(model: Model, path: Path, count: int, console: Console) -> None:
     have = len(read_dialogues(path))
     if have >= count:
         return
-    with _bar(console) as progress:
+    with progress_bar(console, transient=False) as progress:
         task = progress.add_task("dialogues", total=count, completed=have)
 
         def on_dialogue(done: int, tokens: int) -> None:
@@ -79,7 +73,7 @@ def _dialogues(model: Model, path: Path, count: int, console: Console) -> None:
 
 
 def _train(trainer: Trainer, minutes: float, eval_every: int, console: Console) -> None:
-    with _bar(console) as progress:
+    with progress_bar(console, transient=False) as progress:
         task = progress.add_task("training", total=trainer.settings.steps, completed=trainer.step)
 
         def on_report(report: Report) -> None:

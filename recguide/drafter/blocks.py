@@ -17,7 +17,7 @@ from torch import Tensor
 from recguide.drafter.dialogues import Dialogue
 
 OPEN_SHARE = 0.4
-MASKS = (2, 3, 4, 4, 5, 5, 6, 6, 7, 7, 7, 8, 10, 15)
+MASKS = (2, 3, 3, 4, 4, 4, 5, 5, 6, 7, 7, 15)
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ class Trainer:
                 raise RecGuideError(f"{start_from}: rank is {known.config.rank}, this run's is {config.rank}")
             self.adapter.load_state_dict(known.state_dict())
         self.optimiser = torch.optim.AdamW(
-            self.adapter.parameters(), lr=settings.learning_rate, weight_decay=0.0, betas=(0.9, 0.95)
+            self.adapter.parameters(), lr=settings.learning_rate, weight_decay=0.0, betas=(0.9, 0.95), fused=True
         )
         self._clean = CleanTexts(model, settings.top)
         self.step, self.seconds = 0, 0.0
@@ -196,10 +196,10 @@ class Trainer:
         clean = [self._clean.get(d) for d in batch]
         packed = self._pack(batch, blocks)
         logits = self._draft_logits(clean, packed)
-        written = torch.cat([c.tokens[p.targets] for c, p in zip(clean, packed, strict=True)])
+        written = torch.cat([c.tokens[p.targets] for c, p in zip(clean, packed, strict=True)])[:, None]
         distance = torch.cat([p.distance for p in packed]).to(logits.device)
-        useful = reached(logits.argmax(-1) == written, distance)
-        weight = torch.where(useful, 1.0, self.settings.beyond)
+        right = logits.detach().gather(1, written)[:, 0] == logits.detach().amax(-1)
+        weight = torch.where(reached(right, distance), 1.0, self.settings.beyond)
         each = self._distill(logits, written, clean, packed)
         return (each * weight).sum() / weight.sum()
 
@@ -209,13 +209,11 @@ class Trainer:
 
     def _distill(self, logits: Tensor, written: Tensor, clean: list[CleanText], packed: list[PackedSequence]) -> Tensor:
         """Cross entropy [masks] to a mixture of the verifier's top probabilities and the token that was written."""
-        logs = F.log_softmax(logits.float(), -1)
-        pairs = list(zip(clean, packed, strict=True))
-        ids = torch.cat([c.top_ids[p.targets] for c, p in pairs])
-        probabilities = torch.cat([c.top_probabilities[p.targets] for c, p in pairs])
-        soft = -(probabilities * logs.gather(1, ids)).sum(-1)
-        hard = -logs.gather(1, written[:, None])[:, 0]
-        return self.settings.soft * soft + (1 - self.settings.soft) * hard
+        soft, pairs = self.settings.soft, list(zip(clean, packed, strict=True))
+        ids = torch.cat([written, torch.cat([c.top_ids[p.targets] for c, p in pairs])], 1)
+        top = soft * torch.cat([c.top_probabilities[p.targets] for c, p in pairs])
+        mixture = F.pad(top, (1, 0), value=1 - soft)
+        return logits.float().logsumexp(-1) - (mixture * logits.gather(1, ids)).sum(-1)  # the mixture sums to 1
 
     def _draft_logits(self, clean: list[CleanText], packed: list[PackedSequence]) -> Tensor:
         """Logits [masks, vocab] of all mask rows, through the adapter."""

@@ -38,10 +38,18 @@ def test_float32_has_no_divergence(sampler, policies):
     assert all(a.explained for a in audits)
 
 
-def test_every_policy_is_announced():
+def test_every_policy_and_text_is_announced():
     told = []
-    audit(MODEL, PROMPTS[:1], ["linear:4", "window"], params()[:1], max_context=128, on_policy=told.append)
-    assert told == ["ar", "linear:4", "window"]
+    audit(
+        MODEL,
+        PROMPTS[:2],
+        ["linear:4", "window"],
+        params()[:2],
+        max_context=128,
+        on_policy=told.append,
+        on_text=lambda: told.append("text"),
+    )
+    assert told == [word for policy in ("ar", "linear:4", "window") for word in (policy, "text", "text")]
 
 
 def accept_one_more(drafts, drawn):

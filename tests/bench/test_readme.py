@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recguide.bench.llamacpp import OTHER
-from recguide.bench.readme import RESULTS, fill, markdown, policies_table, versus_table
+from recguide.bench.readme import RESULTS, fill, forward_table, markdown, policies_table, versus_table
 
 ROOT = Path(__file__).resolve().parents[2]
 README = """# Title
@@ -22,6 +22,9 @@ between
 
 <!-- versus -->
 <!-- /versus -->
+
+<!-- forward -->
+<!-- /forward -->
 
 after
 """
@@ -72,12 +75,38 @@ RESULT = {
 }
 
 
+FORWARD = {
+    "provenance": RESULT["provenance"] | {"command": "python -m recguide.bench.forward --json out.json"},
+    "model": RESULT["model"],
+    "settings": {"context": 128, "repeats": 15},
+    "cases": [
+        {
+            "requests": 1,
+            "rows": 1,
+            "ours_ms": 20.04,
+            "transformers_ms": 40.0,
+            "ratio": 0.501,
+            "ratio_to_one_row": 1.0,
+        },
+        {
+            "requests": 8,
+            "rows": 8,
+            "ours_ms": 61.0,
+            "transformers_ms": 90.0,
+            "ratio": 0.68,
+            "ratio_to_one_row": 3.05,
+        },
+    ],
+}
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     (tmp_path / RESULTS).mkdir(parents=True)
     (tmp_path / "README.md").write_text(README)
     for name in ("policies", "versus"):
         (tmp_path / RESULTS / f"{name}.json").write_text(json.dumps(RESULT))
+    (tmp_path / RESULTS / "forward.json").write_text(json.dumps(FORWARD))
     return tmp_path
 
 
@@ -102,6 +131,15 @@ def test_versus_table_shows_where_we_lose():
     assert lines[0] == "| concurrency | llama.cpp server, 4-bit | `ar`, bfloat16 | `linear:8`, bfloat16 |"
     assert lines[2] == "| 1 | 60 | 50 (0.83x) | **80 (1.34x)** |"
     assert lines[3] == "| 16 | 400 | 300 (0.75x) | 240 (0.60x) |"
+
+
+def test_forward_table():
+    lines = forward_table(FORWARD).splitlines()
+    assert lines[0] == "| requests x rows | transformers, ms | here, ms | to one row |"
+    assert lines[2] == "| 1 x 1 | 40.0 | 20.0 (0.50x) | 1.00x |"
+    assert lines[3] == "| 8 x 8 | 90.0 | 61.0 (0.68x) | 3.05x |"
+    for word in ("15 paired samples", "128 tokens", "bfloat16", "a processor, 2 cores", "recguide.bench.forward"):
+        assert word in lines[-1]
 
 
 @pytest.mark.parametrize("make", [policies_table, versus_table])
