@@ -2,12 +2,14 @@
 
 Stored as PEFT does it (``adapter_config.json``, ``adapter_model.safetensors``), with the mask embedding as one more
 tensor and the fingerprint of the base model in the safetensors metadata. In memory the factors of one fused
-projection (q/k/v, gate/up) stand side by side, so that a layer costs four pairs of small products.
+projection (q/k/v, gate/up) stand side by side; on a CPU the A factors ride on a copy of the projection's own weights,
+so that a layer costs four small products more (a product of few rows costs its launch, not its arithmetic).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,8 +79,13 @@ class DraftAdapter(nn.Module):
                     self.factors[key + "|A"] = nn.Parameter(torch.randn(config.rank, into) / into**0.5)
                     self.factors[key + "|B"] = nn.Parameter(torch.zeros(out, config.rank))
 
-    def fused(self, dtype: torch.dtype, device: torch.device) -> FusedAdapter:
-        """Side-by-side factors for the backbone. Differentiable while this module's parameters need gradients."""
+    def fused(
+        self, dtype: torch.dtype, device: torch.device, base: Sequence[Mapping[str, Linear]] | None = None
+    ) -> FusedAdapter:
+        """Side-by-side factors for the backbone. Differentiable while this module's parameters need gradients.
+
+        ``base`` are the backbone's own maps of each layer, by the names in FUSED: A then rides on copies of them.
+        """
         shapes = projection_shapes(self.model_config)
         layers = []
         for layer in range(self.model_config.num_layers):
@@ -86,11 +93,13 @@ class DraftAdapter(nn.Module):
             for fused, names in FUSED.items():
                 present = [n for n in names if _key(layer, n) + "|A" in self.factors]
                 if present:
-                    pairs[fused] = self._pair(layer, names, shapes, dtype, device)
+                    down, up = self._factors(layer, names, shapes, dtype, device)
+                    own = None if base is None else base[layer][fused].dense()
+                    pairs[fused] = LowRank(down, up, own)
             layers.append(pairs)
         return FusedAdapter(layers, self.mask_embedding.to(device, dtype))
 
-    def _pair(self, layer: int, names: tuple[str, ...], shapes, dtype, device) -> tuple[Linear, Linear]:
+    def _factors(self, layer: int, names: tuple[str, ...], shapes, dtype, device) -> tuple[Tensor, Tensor]:
         down, up = [], []
         for name in names:
             key, out = _key(layer, name), shapes[name][0]
@@ -99,8 +108,7 @@ class DraftAdapter(nn.Module):
                 up.append(self.factors[key + "|B"] * self.config.scale)
             else:
                 up.append(torch.zeros(out, 0, device=self.mask_embedding.device))
-        fused = torch.cat(down).to(device, dtype), torch.block_diag(*up).to(device, dtype)
-        return Linear(fused[0], pack=True), Linear(fused[1], pack=True)
+        return torch.cat(down).to(device, dtype), torch.block_diag(*up).to(device, dtype)
 
     def save(self, folder: Path, metadata: dict[str, str]) -> None:
         """Write the PEFT-style pair of files; bfloat16 factors."""
@@ -124,19 +132,33 @@ class DraftAdapter(nn.Module):
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
+class LowRank:
+    """One projection with its factors A [rank, in] and scale * B [out, rank].
+
+    With ``own``, the projection's plain weight [out, in], one product with [own; A] gives both x own^T and x A^T.
+    """
+
+    def __init__(self, down: Tensor, up: Tensor, own: Tensor | None = None):
+        self._width = None if own is None else len(own)
+        self.down = Linear(down if own is None else torch.cat((own, down)), pack=True)
+        self.up = Linear(up, pack=True)
+
+    def __call__(self, linear: Linear, x: Tensor, split: int) -> Tensor:
+        """[rows, out]: ``linear`` of x [rows, in], plus scale * B A x on rows from ``split`` on."""
+        if self._width is None:
+            out, low = linear(x), self.down(x[split:])
+        else:
+            both = self.down(x)
+            out, low = both[:, : self._width], both[split:, self._width :]
+        (out if split == 0 else out[split:]).add_(self.up(low))
+        return out
+
+
 class FusedAdapter:
-    """What a forward pass needs: per layer the factor pairs of the fused projections, and the mask embedding."""
+    """What a forward pass needs: per layer the low-rank maps of the fused projections, and the mask embedding."""
 
-    def __init__(self, layers: list[dict[str, tuple[Linear, Linear]]], mask_embedding: Tensor):
+    def __init__(self, layers: list[dict[str, LowRank]], mask_embedding: Tensor):
         self.layers, self.mask_embedding = layers, mask_embedding
-
-    def delta(self, layer: int, fused: str, x: Tensor) -> Tensor | None:
-        """scale * B A x for x [rows, in], or None where this projection has no factors."""
-        pair = self.layers[layer].get(fused)
-        if pair is None:
-            return None
-        down, up = pair
-        return up(down(x))
 
 
 def _key(layer: int, name: str) -> str:

@@ -33,6 +33,7 @@ class Layer:
         self.o = fuse("self_attn.o_proj")
         self.gate_up = fuse("mlp.gate_proj", "mlp.up_proj")
         self.down = fuse("mlp.down_proj")
+        self.maps = {"qkv": self.qkv, "o": self.o, "gate_up": self.gate_up, "down": self.down}
         self.input_norm = weights[prefix + "input_layernorm.weight"]
         self.post_norm = weights[prefix + "post_attention_layernorm.weight"]
 
@@ -108,14 +109,6 @@ class Backbone:
 
 
 def project(linear: Linear, x: Tensor, layer: int, name: str, split: int | None, adapter) -> Tensor:
-    """The plain map for every row, plus the adapter's delta on rows from ``split`` on."""
-    out = linear(x)
-    if split is None:
-        return out
-    delta = adapter.delta(layer, name, x[split:])
-    if delta is None:
-        return out
-    if split == 0:
-        return out + delta
-    out[split:] += delta
-    return out
+    """The plain map for every row, plus the adapter's part on rows from ``split`` on."""
+    adapted = None if split is None else adapter.layers[layer].get(name)
+    return linear(x) if adapted is None else adapted(linear, x, split)

@@ -23,6 +23,10 @@ class Linear:
         self.packed = pack and can_pack(weight)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
 
+    def dense(self) -> Tensor:
+        """The weight [out, in] in plain layout."""
+        return self.weight.to_dense() if self.packed else self.weight
+
     def __call__(self, x: Tensor) -> Tensor:
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")

@@ -49,7 +49,8 @@ class Model:
 
     def _fuse(self) -> FusedAdapter:
         if self.adapter is not None:
-            return self.adapter.fused(self.backbone.dtype, self.backbone.device)
+            base = [layer.maps for layer in self.backbone.layers] if self.backbone.head.packed else None
+            return self.adapter.fused(self.backbone.dtype, self.backbone.device, base)
         table = self.backbone.embedding
         mask = table.float().mean(0).to(table.dtype) if self.config.has_virtual_mask else table[self.config.mask_id]
         return FusedAdapter([{} for _ in range(self.config.num_layers)], mask)

@@ -105,6 +105,17 @@ def test_t06_rows_before_the_first_draft_row_are_plain(split, seed):
     assert split == 8 or (made[split:] - plain[split:]).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("split", [0, 3, 8])
+def test_factors_that_ride_on_the_weights_compute_the_same(split):
+    adapter, tokens = random_adapter(MODEL, seed=3), [(5 * i) % 13 for i in range(8)]
+    device = torch.device("cpu")
+    apart = adapter.fused(torch.float32, device)
+    riding = adapter.fused(torch.float32, device, [layer.maps for layer in MODEL.backbone.layers])
+    made, expected = (logits(MODEL, tokens, first_draft_row=split, adapter=fused) for fused in (riding, apart))
+    torch.testing.assert_close(made, expected, atol=1e-5, rtol=0)
+    assert riding.layers[0]["qkv"].down.out_features > apart.layers[0]["qkv"].down.out_features
+
+
 def test_t06_a_thousand_toggles_leave_the_weights_bit_identical():
     model = small_model()
     model.backbone.logits(torch.zeros(1, 32))
@@ -122,11 +133,10 @@ def tensors(model):
     """Everything a forward reads, packed weights as plain numbers."""
     backbone, found = model.backbone, []
     for layer in backbone.layers:
-        maps = [layer.qkv, layer.o, layer.gate_up, layer.down]
-        found += [m(torch.eye(m.in_features)) for m in maps] + [layer.input_norm, layer.post_norm]
+        found += [m.dense() for m in layer.maps.values()] + [layer.input_norm, layer.post_norm]
     fused = model.fused_adapter
-    found += [m(torch.eye(m.in_features)) for pairs in fused.layers for pair in pairs.values() for m in pair]
-    return [*found, backbone.embedding, backbone.norm, backbone.head(torch.eye(32)), fused.mask_embedding]
+    found += [m.dense() for maps in fused.layers for low in maps.values() for m in (low.down, low.up)]
+    return [*found, backbone.embedding, backbone.norm, backbone.head.dense(), fused.mask_embedding]
 
 
 def test_an_adapter_of_another_model_is_refused(folder):
