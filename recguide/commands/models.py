@@ -1,4 +1,4 @@
-"""``recguide models``: what is cached, and fetching the embedded default."""
+"""``recguide models``: what is cached, fetching the embedded default, and looking into other checkpoints."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from rich.table import Table
 from recguide.commands.entry import say
 from recguide.models import embedded
 from recguide.models.cache_dir import ENVIRONMENT, cache_dir
+from recguide.models.check import findings, read_checkpoint
 from recguide.models.loader import shipped_adapter
+from recguide.models.make_tiny import FAMILIES
+from recguide.models.make_tiny import make_tiny as write_tiny
+from recguide.provenance import check_writable
 
-models = typer.Typer(no_args_is_help=True, help="Show and fetch models.")
+models = typer.Typer(no_args_is_help=True, help="Show, fetch and check models.")
 
 
 @models.command("list")
@@ -44,3 +48,39 @@ def fetch(
         status.update("checking")
         embedded.verify_cached()
     console.print(f"{embedded.NAME} is ready in {folder}", markup=False, highlight=False, soft_wrap=True)
+
+
+@models.command()
+def check(
+    model: Annotated[str, typer.Argument(help="A folder in Hugging Face layout, or a hub name (owner/name).")],
+) -> None:
+    """Say what a checkpoint is and whether it would run here, from its metadata alone (no weights are loaded).
+
+    Exit status 1 when it would not run. Example: recguide models check nvidia/Nemotron-Labs-Diffusion-8B
+    """
+    table = Table("", "what", "found", show_header=False)
+    bad = False
+    for finding in findings(read_checkpoint(model)):
+        bad |= finding.bad
+        table.add_row("[red]bad[/red]" if finding.bad else "[green]ok[/green]", finding.what, escape(finding.found))
+    Console().print(table)
+    if bad:
+        raise typer.Exit(1)
+
+
+@models.command()
+def make_tiny(
+    out: Annotated[Path, typer.Argument(help="A new folder.")],
+    like: Annotated[str, typer.Option(help=f"The family whose layout to write: {', '.join(FAMILIES)}.")] = FAMILIES[0],
+    seed: Annotated[int, typer.Option(help="Same seed, same weights.")] = 0,
+    max_shard_size: Annotated[
+        str, typer.Option(help="Split the weights into files of this size, such as 50KB.")
+    ] = "5GB",
+) -> None:
+    """Write a random tiny checkpoint in the published layout, with adapter and tokenizer, for tests and bug reports.
+
+    Example: recguide models make-tiny tiny --like nld && recguide generate "Hello" --model tiny --policy linear:8
+    """
+    check_writable(out / "config.json")
+    write_tiny(like, out, seed, max_shard_size)
+    say(Console(), "wrote", str(out), "green")

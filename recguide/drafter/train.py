@@ -95,7 +95,8 @@ class Trainer:
         torch.manual_seed(settings.seed)
         config = AdapterConfig(rank=settings.rank, alpha=settings.rank)
         self.adapter = DraftAdapter(model.config, config, model.fingerprint).to(model.backbone.device)
-        self.adapter.mask_embedding.data.copy_(model.backbone.embedding.float().mean(0))
+        if self.adapter.mask_embedding is not None:
+            self.adapter.mask_embedding.data.copy_(model.backbone.embedding.float().mean(0))
         if start_from is not None:
             known = load_adapter(start_from, model.config, model.fingerprint)
             if known.config != config:

@@ -48,6 +48,11 @@ class Drawn:
         if first_draft is not None:
             self._add_signals(logits, min(max(first_draft, 0), len(rows)))
 
+    def confidence(self, row: int) -> float:
+        """The probability of a draft row's token; 0 where it is neither of the two best, or not finite."""
+        best = zip(self.best_ids[row], (self.top1[row], self.top2[row]), strict=True)
+        return next((p for token, p in best if token == self.tokens[row]), 0.0) if self.finite[row] else 0.0
+
     def _add_signals(self, logits: Tensor, skip: int) -> None:
         self.best_ids += [[]] * skip
         self.top1 += [0.0] * skip
@@ -72,17 +77,28 @@ def rows_to_draw(work: Sequence[Work]) -> tuple[list[Row], int]:
 
 def _trunk_rows(item: Work) -> list[Row]:
     request, seed = item.request, len(item.request.tokens)
-    if request.params.repetition_penalty == 1:
-        return [Row(request.params, seed + i) for i in range(item.segment.scored)]
     drafts = item.segment.trunk[len(item.segment.trunk) - item.segment.scored + 1 :]
-    return [Row(request.params, seed + i, [*request.tokens, *drafts[:i]]) for i in range(item.segment.scored)]
+    rows = []
+    for i in range(item.segment.scored):
+        context = () if request.params.repetition_penalty == 1 else [*request.tokens, *drafts[:i]]
+        rows.append(Row(request.params, seed + i, context, _forced(request, seed + i, drafts[:i]), request.eos_ids))
+    return rows
 
 
 def _branch_rows(request: Request, branch: Branch) -> list[Row]:
     """Masks draw for their own positions, with the same noise the verifier will use there."""
-    first = len(request.tokens) - 1 + branch.parent + (branch.token is not None)
+    first = len(request.tokens) - 1 + branch.parent
     context = () if request.params.repetition_penalty == 1 else request.tokens
-    return [Row(request.params, first + i, context) for i in range(branch.masks)]
+    places = [first + i for i, token in enumerate(branch.tokens) if token is None]
+    return [Row(request.params, place, context, _forced(request, place), request.eos_ids) for place in places]
+
+
+def _forced(request: Request, position: int, drafts: Sequence[int] = ()) -> int | None:
+    """The end of thinking, where the budget of thinking ends and the text so far has none."""
+    p = request.params
+    if p.max_thinking_tokens is None or position != len(request.prompt) + p.max_thinking_tokens:
+        return None
+    return None if p.end_think_id in (*request.output, *drafts) else p.end_think_id
 
 
 def branch_kind(branch: Branch, verify: int | None) -> str:
@@ -107,6 +123,20 @@ def draft_of(branch: Branch, part: slice, drawn: Drawn, kind: str) -> Draft:
     second = [next(t for t in drawn.best_ids[i] if t != drawn.tokens[i]) for i in good]
     margin = [drawn.top1[i] - drawn.top2[i] for i in good]
     return Draft(tokens, kind, [drawn.top1[i] for i in good], margin, second)
+
+
+def reveal(branch: Branch, part: slice, drawn: Drawn) -> list[int | None]:
+    """The branch's masks after one more forward: those of at least ``threshold`` probability are revealed, and always
+    the surest (the first of equals), so that drafting ends. Rows whose logits are not finite stay masked."""
+    known = list(branch.known or (None,) * branch.masks)
+    places = [i for i, token in enumerate(known) if token is None]
+    rows = range(part.start, part.stop)
+    sure = [drawn.confidence(row) for row in rows]
+    surest = max(range(len(sure)), key=sure.__getitem__)
+    for i, (place, row) in enumerate(zip(places, rows, strict=True)):
+        if drawn.finite[row] and (i == surest or sure[i] >= branch.threshold):
+            known[place] = drawn.tokens[row]
+    return known
 
 
 def next_draft(

@@ -11,16 +11,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 
 import torch
 from torch import Tensor
 
 from recguide.engine.accept import accepted_length
 from recguide.engine.cache import KVCache, StepAttention
-from recguide.engine.drawing import Drawn, Work, draft_of, next_draft, rows_to_draw
+from recguide.engine.drawing import Drawn, Work, draft_of, next_draft, reveal, rows_to_draw
 from recguide.engine.layout import Layout, Segment, build_layout
-from recguide.engine.plan import RequestPlan, clamp
-from recguide.engine.request import Delta, Request
+from recguide.engine.plan import Branch, RequestPlan, clamp
+from recguide.engine.request import Delta, Draft, Request
 from recguide.engine.sampling import SamplingParams
 from recguide.engine.stats import EngineStats, StepRecord
 from recguide.engine.text import StopMatcher
@@ -314,10 +315,21 @@ class Engine:
             self._finish(request, "error")
         elif plan.verify is None:
             self._cache.commit(segment.slot, segment.prefill)
-            request.draft = draft_of(plan.branches[0], branches[0], drawn, "draft")
-            request.stats.branches_drafted["draft"] += 1
+            self._keep_draft(request, plan.branches[0], branches[0], drawn)
         else:
             self._verify(item, trunk, branches, drawn)
+
+    @staticmethod
+    def _keep_draft(request: Request, branch: Branch, part: slice, drawn: Drawn) -> None:
+        """The whole draft, or what a drafting of several forwards knows so far."""
+        request.stats.branches_drafted["draft"] += 1
+        if not (branch.known or branch.threshold):
+            request.draft = draft_of(branch, part, drawn, "draft")
+            return
+        request.known = reveal(branch, part, drawn)
+        stuck = not any(drawn.finite[part])
+        if None not in request.known or stuck:
+            request.draft = Draft(list(takewhile(lambda token: token is not None, request.known)))
 
     def _verify(self, item: Work, trunk: slice, branches: list[slice], drawn: Drawn) -> None:
         request, plan = item.request, item.plan
@@ -328,7 +340,7 @@ class Engine:
         request.stats.verified(len(drafted), accepted, len(kept))
         if drafted:
             request.accepted_history.append((len(drafted), accepted))
-        request.draft = next_draft(item, branches, drawn, accepted, emitted)
+        request.draft, request.known = next_draft(item, branches, drawn, accepted, emitted), []
         self._commit(item, kept, trunk, drawn)
         if reason:
             self._finish(request, reason, kept)

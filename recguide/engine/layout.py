@@ -153,17 +153,18 @@ def _add_branches(rows: _Rows, index: int, s: Segment, mask_id: int) -> list[sli
     slices = []
     key = s.cached + len(s.trunk)
     for branch in s.branches:
-        head = [] if branch.token is None else [branch.token]
         start = s.cached + s.prefill + branch.parent
-        flat = rows.add(branch.rows, head + [mask_id] * branch.masks, start, s.slot, key)
+        tokens = [mask_id if token is None else token for token in branch.tokens]
+        flat = rows.add(branch.rows, tokens, start, s.slot, key)
+        masked = [row for row, token in zip(flat, branch.tokens, strict=True) if token is None]
         rows.limits += [start] * branch.rows
         rows.lows += [key] * branch.rows
         rows.highs += [key + branch.rows] * branch.rows
         rows.owned[index] += flat
         first = len(rows.logits)
-        rows.masks += flat[len(head) :]
-        rows.logits += flat[len(head) :]
-        slices.append(slice(first, first + branch.masks))
+        rows.masks += masked
+        rows.logits += masked
+        slices.append(slice(first, first + len(masked)))
         key += branch.rows
     return slices
 

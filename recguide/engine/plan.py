@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,15 +12,33 @@ class Branch:
     parent 0 with ``token`` = the seed is a draft branch. parent p >= 1 starts at the position of draft ``d_p``:
     with a token it is a correction branch, without one (``None``, masks only) an open branch; open at the whole
     trunk (p = verify + 1) it is the continuation branch.
+
+    ``known`` [masks] or empty: what earlier forwards revealed of the masks (None: still masked). ``threshold``: reveal
+    only masks of at least this probability, and always the surest one; at 0 all are revealed at once. ``loose``: an
+    open branch that is used whatever the verifier emits at its first position, though its other masks assumed their
+    own guess there (TiDAR, the published quadratic mode).
     """
 
     parent: int
     token: int | None
     masks: int
+    known: tuple[int | None, ...] = ()
+    threshold: float = 0.0
+    loose: bool = False
 
     @property
     def rows(self) -> int:
         return self.masks + (self.token is not None)
+
+    @property
+    def tokens(self) -> tuple[int | None, ...]:
+        """What each row holds; None is a mask."""
+        head = () if self.token is None else (self.token,)
+        return head + (self.known or (None,) * self.masks)
+
+    def cut(self, masks: int) -> Branch:
+        """The same branch with fewer masks."""
+        return replace(self, masks=masks, known=self.known[:masks])
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +65,8 @@ class RequestPlan:
                 raise ValueError(f"branch parent {branch.parent} is outside the trunk's 0..{trunk} rows")
             if branch.masks < 1:
                 raise ValueError(f"branch needs at least one mask, got {branch.masks}")
+            if branch.known and (len(branch.known) != branch.masks or None not in branch.known):
+                raise ValueError(f"known {branch.known} must have {branch.masks} places and a mask among them")
             if branch.parent == 0 and branch.token is None:
                 raise ValueError("a branch at parent 0 starts at the seed's position and needs the seed as its token")
 
@@ -76,5 +96,5 @@ def _fit(branches: tuple[Branch, ...], trunk: int, remaining: int) -> tuple[Bran
         useful = remaining - 1 - branch.parent + (branch.token is None)
         masks = min(branch.masks, useful)
         if masks >= 1 + (branch.token is None):
-            fitted.append(Branch(branch.parent, branch.token, masks))
+            fitted.append(branch.cut(masks))
     return tuple(fitted)

@@ -35,7 +35,8 @@ class Draft:
 
 @dataclass(eq=False)
 class Request:
-    """``tokens`` is prompt and output; the last one is the seed. ``draft`` is what the next trunk may verify."""
+    """``tokens`` is prompt and output; the last one is the seed. ``draft`` is what the next trunk may verify; ``known``
+    is what a drafting of several forwards has revealed so far (None: still masked), before it is a draft."""
 
     id: int
     prompt: list[int]
@@ -45,6 +46,7 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     slot: int | None = None
     draft: Draft | None = None
+    known: list[int | None] = field(default_factory=list)
     accepted_history: list[tuple[int, int]] = field(default_factory=list)
     memory: dict[str, object] = field(default_factory=dict)
     logprobs: list[float] = field(default_factory=list)

@@ -8,7 +8,7 @@ and batch mates cannot change it, and a draft is accepted exactly while it equal
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -23,7 +23,11 @@ _MASK32 = 0xFFFFFFFF
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How one request is continued. Temperature 0 is greedy. ``seed`` None draws one and records it."""
+    """How one request is continued. Temperature 0 is greedy. ``seed`` None draws one and records it.
+
+    After ``max_thinking_tokens`` output tokens without ``end_think_id``, that token is written (and fed) next, unless
+    the text ends there.
+    """
 
     max_new_tokens: int = 128
     temperature: float = 0.0
@@ -35,6 +39,8 @@ class SamplingParams:
     eos_ids: tuple[int, ...] | None = None
     stop: tuple[str, ...] = ()
     logprobs: bool = False
+    max_thinking_tokens: int | None = None
+    end_think_id: int | None = None
 
     def __post_init__(self) -> None:
         _require(isinstance(self.max_new_tokens, int) and self.max_new_tokens >= 1, self, "max_new_tokens", ">= 1")
@@ -44,6 +50,10 @@ class SamplingParams:
         _require(0 <= self.min_p < 1, self, "min_p", "[0, 1) (0 is off)")
         _require(0 < self.repetition_penalty <= 100, self, "repetition_penalty", "(0, 100] (1 is off)")
         _require(not isinstance(self.stop, str) and all(self.stop), self, "stop", "a tuple of non-empty strings")
+        thinking = self.max_thinking_tokens
+        _require(thinking is None or thinking >= 0, self, "max_thinking_tokens", ">= 0, or None")
+        if (thinking is None) != (self.end_think_id is None):
+            raise RecGuideError("max_thinking_tokens and end_think_id go together; give both or none")
         if self.seed is None:
             object.__setattr__(self, "seed", int.from_bytes(os.urandom(4)))
         _require(isinstance(self.seed, int) and 0 <= self.seed < 2**63, self, "seed", "0..2**63-1")
@@ -61,11 +71,18 @@ def _require(holds: bool, params: SamplingParams, name: str, allowed: str) -> No
 
 @dataclass(slots=True)
 class Row:
-    """One row to draw for: whose it is, which position it decides, and the tokens before that position."""
+    """One row to draw for: whose it is, which position it decides, the tokens before that position, and the token that
+    takes the place of any drawn one but those in ``ends`` (None: the drawn one stays)."""
 
     params: SamplingParams
     position: int
     context: Sequence[int] = field(default_factory=tuple)
+    forced: int | None = None
+    ends: Container[int] = ()
+
+    def settle(self, token: int) -> int:
+        """What stands at the position when ``token`` was drawn."""
+        return token if self.forced is None or token in self.ends else self.forced
 
 
 @dataclass(slots=True)
@@ -86,6 +103,7 @@ def draw(logits: Tensor, rows: Sequence[Row]) -> Draws:
     chosen = tokens.tolist()
     for i, candidates in kept.items():
         chosen[i] = _choose(candidates, rows[i])
+    chosen = [row.settle(token) for token, row in zip(chosen, rows, strict=True)]
     if not any(row.params.logprobs for row in rows):
         return Draws(chosen, finite, None, None)
     plain = [_logprob(Candidates(None, logits[i].float()), token) for i, token in enumerate(chosen)]
@@ -102,6 +120,8 @@ class Candidates(NamedTuple):
 
 def _logprob(candidates: Candidates, token: int) -> float:
     ids, scores = candidates
+    if ids is not None and token not in ids:
+        return float("-inf")  # a forced token that the filters removed
     score = scores[token] if ids is None else scores[ids == token][0]
     return float(score - scores.logsumexp(-1))
 

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recguide.errors import RecGuideError
-from recguide.models.checkpoint import file_sha256
+from recguide.models.checkpoint import canonical, file_sha256
 from recguide.models.config import ModelConfig
 from recguide.models.linear import Linear
 
@@ -31,6 +31,8 @@ FUSED = {
 }
 TARGETS = tuple(name.split(".")[-1] for names in FUSED.values() for name in names)
 MASK_KEY = "mask_embedding"
+UNSUPPORTED = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "layers_to_transform", "fan_in_fan_out")
+PEFT_PREFIX = "base_model.model."
 FINGERPRINT_KEY = "base_model_fingerprint"
 
 
@@ -61,7 +63,10 @@ class AdapterConfig:
 
 
 class DraftAdapter(nn.Module):
-    """Trainable factors A [rank, in], B [out, rank] per layer and target, and the mask embedding [hidden]."""
+    """Trainable factors A [rank, in], B [out, rank] per layer and target, and the mask embedding [hidden].
+
+    A model with a mask token of its own has no ``mask_embedding`` here (None).
+    """
 
     def __init__(self, model: ModelConfig, config: AdapterConfig, fingerprint: str):
         super().__init__()
@@ -69,7 +74,7 @@ class DraftAdapter(nn.Module):
         if unknown:
             raise RecGuideError(f"adapter target {sorted(unknown)} is unknown; known: {', '.join(TARGETS)}")
         self.model_config, self.config, self.fingerprint = model, config, fingerprint
-        self.mask_embedding = nn.Parameter(torch.zeros(model.hidden_size))
+        self.mask_embedding = nn.Parameter(torch.zeros(model.hidden_size)) if model.has_virtual_mask else None
         self.factors = nn.ParameterDict()
         shapes = projection_shapes(model)
         for layer in range(model.num_layers):
@@ -97,7 +102,8 @@ class DraftAdapter(nn.Module):
                     own = None if base is None else base[layer][fused].dense()
                     pairs[fused] = LowRank(down, up, own)
             layers.append(pairs)
-        return FusedAdapter(layers, self.mask_embedding.to(device, dtype))
+        mask = self.mask_embedding
+        return FusedAdapter(layers, None if mask is None else mask.to(device, dtype))
 
     def _factors(self, layer: int, names: tuple[str, ...], shapes, dtype, device) -> tuple[Tensor, Tensor]:
         down, up = [], []
@@ -107,15 +113,18 @@ class DraftAdapter(nn.Module):
                 down.append(self.factors[key + "|A"])
                 up.append(self.factors[key + "|B"] * self.config.scale)
             else:
-                up.append(torch.zeros(out, 0, device=self.mask_embedding.device))
+                up.append(torch.zeros(out, 0, device=device))
         return torch.cat(down).to(device, dtype), torch.block_diag(*up).to(device, dtype)
+
+    def stored_parameters(self) -> dict[str, Tensor]:
+        """Every parameter by its name in the file."""
+        mask = {} if self.mask_embedding is None else {MASK_KEY: self.mask_embedding}
+        return mask | {_peft_name(k): v for k, v in self.factors.items()}
 
     def save(self, folder: Path, metadata: dict[str, str]) -> None:
         """Write the PEFT-style pair of files; bfloat16 factors."""
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {MASK_KEY: self.mask_embedding.detach().to(torch.bfloat16).contiguous()}
-        for key, value in self.factors.items():
-            tensors[_peft_name(key)] = value.detach().to(torch.bfloat16).contiguous()
+        tensors = {n: v.detach().to(torch.bfloat16).contiguous() for n, v in self.stored_parameters().items()}
         partial = folder / "adapter_model.safetensors.partial"
         save_file(tensors, partial, metadata={**metadata, FINGERPRINT_KEY: self.fingerprint, "format": "pt"})
         partial.replace(folder / "adapter_model.safetensors")
@@ -157,7 +166,7 @@ class LowRank:
 class FusedAdapter:
     """What a forward pass needs: per layer the low-rank maps of the fused projections, and the mask embedding."""
 
-    def __init__(self, layers: list[dict[str, LowRank]], mask_embedding: Tensor):
+    def __init__(self, layers: list[dict[str, LowRank]], mask_embedding: Tensor | None):
         self.layers, self.mask_embedding = layers, mask_embedding
 
 
@@ -168,12 +177,13 @@ def _key(layer: int, name: str) -> str:
 def _peft_name(key: str) -> str:
     path, factor = key.split("|")
     layer, block, projection = path.split("/")
-    return f"base_model.model.model.layers.{layer}.{block}.{projection}.lora_{factor}.weight"
+    return f"{PEFT_PREFIX}model.layers.{layer}.{block}.{projection}.lora_{factor}.weight"
 
 
 def load_adapter(folder: Path, model: ModelConfig, fingerprint: str) -> DraftAdapter:
     """Read an adapter folder for this very model.
 
+    Adapters of other makers name no model (``fingerprint`` is "" then): shapes and names are all that can be checked.
     Raises RecGuideError where a file is missing or damaged, a tensor has the wrong shape, or the adapter was trained
     for another model.
     """
@@ -183,11 +193,14 @@ def load_adapter(folder: Path, model: ModelConfig, fingerprint: str) -> DraftAda
     try:
         with safe_open(path, "pt") as stored:
             owner = (stored.metadata() or {}).get(FINGERPRINT_KEY)
-            if owner != fingerprint:
+            if owner is None and adapter.mask_embedding is not None:
+                raise RecGuideError(f"{path}: has no mask embedding; this model needs an adapter made by train-drafter")
+            if owner not in (None, fingerprint):
                 raise RecGuideError(
                     f"{path}: adapter was trained for model {owner}, this model is {fingerprint}; "
                     "train one with 'recguide train-drafter' or choose the adapter of this model"
                 )
+            adapter.fingerprint = owner or ""
             _fill(adapter, stored, path)
     except FileNotFoundError:
         raise RecGuideError(f"{path}: not found; an adapter folder holds adapter_model.safetensors") from None
@@ -209,6 +222,9 @@ def _read_config(folder: Path) -> AdapterConfig:
     path = folder / "adapter_config.json"
     try:
         raw = json.loads(path.read_text())
+        unknown = [key for key in UNSUPPORTED if raw.get(key)]
+        if unknown or raw.get("bias", "none") != "none":
+            raise RecGuideError(f"{path}: {(unknown or ['bias'])[0]} is set; plain LoRA without biases is supported")
         return AdapterConfig(rank=raw["r"], alpha=raw["lora_alpha"], targets=tuple(raw["target_modules"]))
     except FileNotFoundError:
         raise RecGuideError(f"{path}: not found; an adapter folder holds adapter_config.json") from None
@@ -217,13 +233,18 @@ def _read_config(folder: Path) -> AdapterConfig:
 
 
 def _fill(adapter: DraftAdapter, stored, path: Path) -> None:
-    names = {MASK_KEY: adapter.mask_embedding} | {_peft_name(k): v for k, v in adapter.factors.items()}
-    missing = sorted(set(names) - set(stored.keys()))
+    wanted = adapter.stored_parameters()
+    # PEFT puts the base model's own names behind its prefix, and those depend on who published the model
+    names = list(stored.keys())
+    found = {
+        name if name == MASK_KEY else PEFT_PREFIX + canonical(name.removeprefix(PEFT_PREFIX)): name for name in names
+    }
+    missing = sorted(set(wanted) - set(found))
     if missing:
         raise RecGuideError(f"{path}: {len(missing)} tensors missing, first {missing[0]}")
     with torch.no_grad():
-        for name, parameter in names.items():
-            value = stored.get_tensor(name)
+        for name, parameter in wanted.items():
+            value = stored.get_tensor(found[name])
             if value.shape != parameter.shape:
                 raise RecGuideError(f"{path}: {name} is {tuple(value.shape)}, expected {tuple(parameter.shape)}")
             parameter.copy_(value)

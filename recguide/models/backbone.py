@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from recguide.models.adapter import FusedAdapter
 from recguide.models.config import ModelConfig
 from recguide.models.linear import Linear
-from recguide.models.rope import inverse_frequencies, rotary_table, rotate
+from recguide.models.rope import inverse_frequencies, query_scales, rotary_table, rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim]) -> [rows, heads * head_dim]."""
@@ -79,9 +79,10 @@ class Backbone:
         hidden = self.embed(tokens, mask_rows, adapter.mask_embedding if adapter else None)
         factor = self.config.yarn.attention_factor if self.config.yarn else 1.0
         rotary = rotary_table(self.frequencies, positions, factor, self.dtype)
+        scales = query_scales(self.config.query_scale, positions, self.dtype) if self.config.query_scale else None
         split = None if adapter is None or first_draft_row == len(tokens) else first_draft_row
         for index, layer in enumerate(self.layers):
-            hidden = self._layer(index, layer, hidden, rotary, attend, split, adapter)
+            hidden = self._layer(index, layer, hidden, rotary, scales, attend, split, adapter)
         return self._norm(hidden, self.norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -94,14 +95,14 @@ class Backbone:
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_eps)
 
-    def _layer(self, index, layer: Layer, hidden, rotary, attend: Attend, split, adapter) -> Tensor:
+    def _layer(self, index, layer: Layer, hidden, rotary, scales, attend: Attend, split, adapter) -> Tensor:
         c = self.config
         rows = len(hidden)
         mixed = project(layer.qkv, self._norm(hidden, layer.input_norm), index, "qkv", split, adapter)
         heads = mixed.view(rows, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
         qk, v = heads.split((c.num_heads + c.num_kv_heads, c.num_kv_heads), 1)
         q, k = rotate(qk, *rotary).split((c.num_heads, c.num_kv_heads), 1)
-        attended = attend(index, q, k, v)
+        attended = attend(index, q if scales is None else q * scales, k, v)
         hidden = hidden + project(layer.o, attended, index, "o", split, adapter)
         gate_up = project(layer.gate_up, self._norm(hidden, layer.post_norm), index, "gate_up", split, adapter)
         gate, up = gate_up.chunk(2, -1)

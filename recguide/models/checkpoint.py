@@ -6,10 +6,11 @@ same whatever dtype the weights are loaded in.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,27 +67,74 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def load_weights(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """All tensors of ``expected_tensors`` in ``dtype`` on ``device``; RecGuideError on damage or a wrong shape."""
-    weights: dict[str, Tensor] = {}
-    shapes = expected_tensors(config)
+def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of all tensors of a backbone."""
+    return dtype.itemsize * sum(math.prod(shape) for shape in expected_tensors(config).values())
+
+
+def canonical(name: str) -> str:
+    """The Hugging Face Llama name of a stored tensor, as ``expected_tensors`` has it.
+
+    Nemotron-Labs-Diffusion is published with ``encoder.*`` and ``diffusion_head``; vision models and repacks put
+    ``language_model.`` in front.
+    """
+    for prefix in ("model.language_model.", "language_model."):
+        if name.startswith(prefix):
+            name = name.removeprefix(prefix)
+            name = name if name.startswith(("model.", "encoder.", "lm_head.", "diffusion_head.")) else f"model.{name}"
+    return name.replace("encoder.", "model.", 1).replace("diffusion_head.", "lm_head.", 1)
+
+
+class Weights(Mapping[str, Tensor]):
+    """The tensors of ``expected_tensors``, each read from its file when it is asked for, and not kept.
+
+    Names and shapes are checked at once. On a CPU a tensor in the wanted dtype is a view of the mapped file: a
+    backbone that packs or fuses it leaves no second copy behind.
+    """
+
+    def __init__(self, folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device):
+        self._dtype, self._device = dtype, device
+        self._places: dict[str, tuple[Path, str]] = {}
+        shapes = expected_tensors(config)
+        for path, name, shape in stored_shapes(folder):
+            known = canonical(name)
+            if known not in shapes:
+                continue
+            if shape != shapes[known]:
+                raise RecGuideError(f"{path}: {name} has shape {shape}, expected {shapes[known]}")
+            self._places[known] = (path, name)
+        missing = sorted(set(shapes) - set(self._places))
+        if missing:
+            raise RecGuideError(f"{folder}: {len(missing)} tensors missing, first {missing[0]}")
+
+    def __getitem__(self, name: str) -> Tensor:
+        path, stored_name = self._places[name]
+        with opened(path, str(self._device)) as stored:
+            return stored.get_tensor(stored_name).to(self._dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def stored_shapes(folder: Path) -> Iterator[tuple[Path, str, tuple[int, ...]]]:
+    """File, name and shape of every tensor of a model folder, from the headers alone."""
     for path in weight_files(folder):
-        try:
-            with safe_open(path, "pt", device=str(device)) as stored:
-                for name in set(stored.keys()) & set(shapes):
-                    weights[name] = _checked(stored.get_tensor(name), name, shapes[name], path).to(dtype)
-        except (SafetensorError, OSError) as fault:
-            raise RecGuideError(f"{path}: weights are damaged ({fault}); delete the file and fetch it again") from None
-    missing = sorted(set(shapes) - set(weights))
-    if missing:
-        raise RecGuideError(f"{folder}: {len(missing)} tensors missing, first {missing[0]}")
-    return weights
+        with opened(path) as stored:
+            for name in sorted(stored.keys()):
+                yield path, name, tuple(stored.get_slice(name).get_shape())
 
 
-def _checked(tensor: Tensor, name: str, shape: tuple[int, ...], path: Path) -> Tensor:
-    if tuple(tensor.shape) != shape:
-        raise RecGuideError(f"{path}: {name} has shape {tuple(tensor.shape)}, expected {shape}")
-    return tensor
+@contextlib.contextmanager
+def opened(path: Path, device: str = "cpu") -> Iterator[safe_open]:
+    """A safetensors file; damage becomes a RecGuideError that names it."""
+    try:
+        with safe_open(path, "pt", device=device) as stored:
+            yield stored
+    except (SafetensorError, OSError) as fault:
+        raise RecGuideError(f"{path}: weights are damaged ({fault}); delete the file and fetch it again") from None
 
 
 def fingerprint_tensors(tensors: Mapping[str, Tensor]) -> str:
@@ -101,15 +149,12 @@ def fingerprint_folder(folder: Path) -> str:
 
 def _samples(folder: Path) -> Iterable[tuple[str, Iterable[int], Tensor]]:
     for path in weight_files(folder):
-        try:
-            with safe_open(path, "pt") as stored:
-                for name in sorted(stored.keys()):
-                    part = stored.get_slice(name)
-                    shape = part.get_shape()
-                    rows = -(-SAMPLE_ELEMENTS // math.prod(shape[1:]))
-                    yield name, shape, part[:rows].reshape(-1)[:SAMPLE_ELEMENTS].float()
-        except (SafetensorError, OSError) as fault:
-            raise RecGuideError(f"{path}: weights are damaged ({fault}); delete the file and fetch it again") from None
+        with opened(path) as stored:
+            for name in sorted(stored.keys()):
+                part = stored.get_slice(name)
+                shape = part.get_shape()
+                rows = -(-SAMPLE_ELEMENTS // math.prod(shape[1:]))
+                yield name, shape, part[:rows].reshape(-1)[:SAMPLE_ELEMENTS].float()
 
 
 def _digest(samples: Iterable[tuple[str, Iterable[int], Tensor]]) -> str:

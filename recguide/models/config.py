@@ -14,13 +14,25 @@ from recguide.errors import RecGuideError
 
 @dataclass(frozen=True, kw_only=True)
 class YarnScaling:
-    """YaRN rotary scaling (Peng et al. 2023); ``attention_factor`` multiplies cos and sin."""
+    """YaRN rotary scaling (Peng et al. 2023); ``attention_factor`` multiplies cos and sin.
+
+    ``truncate`` rounds the ramp's ends to whole dimensions (transformers' default; Megatron-Bridge does not round).
+    """
 
     factor: float
     original_max_positions: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryScale:
+    """Llama-4 scaling of queries, after the rotation: 1 + beta * ln(1 + floor(position / original_max_positions))."""
+
+    beta: float
+    original_max_positions: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +41,8 @@ class ModelConfig:
 
     ``mask_id`` is the id written into mask rows. A model without a mask token gets the virtual id
     ``vocab_size``: it has no logit, so it cannot be emitted; its embedding belongs to the draft adapter.
-    ``draft_shift`` is 0: mask row i predicts the token at its own position i.
+    ``draft_shift`` is 0: mask row i predicts the token at its own position i. ``block_size`` is the draft block (seed
+    included) the model was published with, if any.
     """
 
     vocab_size: int
@@ -42,11 +55,13 @@ class ModelConfig:
     rms_eps: float = 1e-5
     rope_theta: float = 10000.0
     yarn: YarnScaling | None = None
+    query_scale: QueryScale | None = None
     max_positions: int = 2048
     tie_embeddings: bool = True
     mask_id: int = -1
     eos_ids: tuple[int, ...] = ()
     draft_shift: int = 0
+    block_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.mask_id == -1:
@@ -68,16 +83,29 @@ class ModelConfig:
         return 4 * self.num_layers * self.num_kv_heads * self.head_dim
 
 
-SUPPORTED_TYPES = ("llama", "mistral")
+NEMOTRON = "nemotron_labs_diffusion"
+SUPPORTED_TYPES = ("llama", "mistral", "ministral3", NEMOTRON)
 
 
 def from_hf(config: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
-    """Read a Llama-type Hugging Face configuration (transformers 4 and 5 spellings of the rotary keys)."""
+    """Read a Llama-type Hugging Face configuration (transformers 4 and 5 spellings of the rotary keys).
+
+    Nemotron-Labs-Diffusion names its mask, EOS and block size here; without them it is refused, since the defaults of
+    its published class are wrong for its published weights. A configuration that wraps the language model's (vision
+    models, repacks) is read through its ``text_config``.
+    """
+    config = {**config, **config.get("text_config", {})}
     kind = config.get("model_type")
     if kind not in SUPPORTED_TYPES:
         raise RecGuideError(f"{where}: model_type {kind!r} is not supported; supported: {', '.join(SUPPORTED_TYPES)}")
     if config.get("attention_bias") or config.get("mlp_bias"):
         raise RecGuideError(f"{where}: linear layers with biases are not supported")
+    if config.get("sliding_window"):
+        raise RecGuideError(f"{where}: sliding_window {config['sliding_window']} is not supported; supported: null")
+    if kind == NEMOTRON:
+        for key in ("mask_token_id", "eos_token_id", "block_size", "head_dim"):
+            if config.get(key) is None or config[key] == -1:
+                raise RecGuideError(f"{where}: {key} is missing; the published {NEMOTRON} configurations have it")
     try:
         return _read(config)
     except KeyError as missing:
@@ -100,9 +128,11 @@ def _read(config: Mapping[str, Any]) -> ModelConfig:
         rms_eps=config.get("rms_norm_eps", 1e-6),
         rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
         yarn=_yarn(rope),
+        query_scale=_query_scale(rope),
         max_positions=config["max_position_embeddings"],
         tie_embeddings=config.get("tie_word_embeddings", False),
         mask_id=-1 if mask is None else mask,
+        block_size=config.get("block_size"),
         eos_ids=() if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (eos,),
     )
 
@@ -120,7 +150,13 @@ def _yarn(rope: Mapping[str, Any]) -> YarnScaling | None:
         beta_fast=rope.get("beta_fast") or 32.0,
         beta_slow=rope.get("beta_slow") or 1.0,
         attention_factor=_attention_factor(rope, factor),
+        truncate=rope.get("truncate", True),
     )
+
+
+def _query_scale(rope: Mapping[str, Any]) -> QueryScale | None:
+    beta = rope.get("llama_4_scaling_beta")
+    return QueryScale(beta=beta, original_max_positions=rope["original_max_position_embeddings"]) if beta else None
 
 
 def _attention_factor(rope: Mapping[str, Any], factor: float) -> float:

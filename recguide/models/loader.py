@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -14,10 +15,11 @@ from recguide.errors import RecGuideError
 from recguide.models import embedded
 from recguide.models.adapter import DraftAdapter, FusedAdapter, load_adapter
 from recguide.models.backbone import Backbone
-from recguide.models.checkpoint import fingerprint_folder, fingerprint_tensors, load_weights, read_json
+from recguide.models.checkpoint import Weights, fingerprint_folder, fingerprint_tensors, read_json, weight_bytes
 from recguide.models.config import ModelConfig, from_hf
 from recguide.models.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
 
+BUNDLED_ADAPTER = "linear_spec_lora"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -52,7 +54,7 @@ class Model:
             base = [layer.maps for layer in self.backbone.layers] if self.backbone.head.packed else None
             return self.adapter.fused(self.backbone.dtype, self.backbone.device, base)
         table = self.backbone.embedding
-        mask = table.float().mean(0).to(table.dtype) if self.config.has_virtual_mask else table[self.config.mask_id]
+        mask = table.float().mean(0).to(table.dtype) if self.config.has_virtual_mask else None
         return FusedAdapter([{} for _ in range(self.config.num_layers)], mask)
 
 
@@ -77,14 +79,15 @@ def load_model(
 ) -> Model:
     """Load the embedded default, a local folder in Hugging Face layout, or a hub name.
 
-    ``adapter`` is a folder, ``"auto"`` (the one shipped for this model, if any) or None. Raises RecGuideError for an
-    unknown name or dtype, damaged weights, or an adapter of another model.
+    ``adapter`` is a folder, ``"auto"`` (the one shipped for this model or inside its folder, if any) or None. Raises
+    RecGuideError for an unknown name or dtype, damaged weights, too little memory, or an adapter of another model.
     """
     where = _device(device) if device else default_device()
     kind = _dtype(dtype) if dtype else default_dtype(where)
     folder = find_folder(name)
     config = _read_config(folder)
-    weights = load_weights(folder, config, kind, where)
+    weights = Weights(folder, config, kind, where)
+    check_memory(folder, config, kind, where)
     model = Model(
         name=name,
         config=config,
@@ -95,6 +98,21 @@ def load_model(
     )
     _attach_adapter(model, adapter)
     return model
+
+
+def check_memory(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """RecGuideError when the weights of ``folder`` cannot fit into what is free on ``device``."""
+    need, free = weight_bytes(config, dtype), free_bytes(device)
+    if need > free:
+        raise RecGuideError(
+            f"{folder}: the weights take {need / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}, {device} has "
+            f"{free / 1e9:.1f} GB free; free memory, choose another device, a smaller dtype or a smaller model"
+        )
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that a process may still take on ``device``."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
 
 
 def _device(name: str) -> torch.device:
@@ -152,11 +170,20 @@ def shipped_adapter(name: str) -> Path | None:
 
 
 def _attach_adapter(model: Model, adapter: str | Path | None) -> None:
-    path = shipped_adapter(model.name) if adapter == "auto" else Path(adapter) if adapter else None
+    path = _own_adapter(model) if adapter == "auto" else Path(adapter) if adapter else None
     if path is None:
-        model.fallbacks.append("no draft adapter: drafts come from the plain weights and are rarely accepted")
+        rarely = " and are rarely accepted" if model.config.has_virtual_mask else ""
+        model.fallbacks.append(f"no draft adapter: drafts come from the plain weights{rarely}")
         return
     model.adapter, model.adapter_path = load_adapter(path, model.config, model.fingerprint), path
+    if not model.adapter.fingerprint and model.folder not in path.parents:
+        model.fallbacks.append(f"draft adapter {path} names no model: that it belongs to this one cannot be checked")
+
+
+def _own_adapter(model: Model) -> Path | None:
+    """The adapter that ships for a model: in ``data/`` for the embedded default, else inside the model's folder."""
+    bundled = model.folder / BUNDLED_ADAPTER
+    return bundled if (bundled / "adapter_config.json").exists() else shipped_adapter(model.name)
 
 
 def random_weights(config: ModelConfig, seed: int = 0, scale: float = 0.5) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from recguide.models.config import ModelConfig, YarnScaling
+from recguide.models.config import ModelConfig, QueryScale, YarnScaling
 
 
 def inverse_frequencies(config: ModelConfig) -> Tensor:
@@ -28,8 +28,10 @@ def _yarn_frequencies(plain: Tensor, yarn: YarnScaling, config: ModelConfig) -> 
         wavelength = yarn.original_max_positions / (rotations * 2 * math.pi)
         return config.head_dim * math.log(wavelength) / (2 * math.log(config.rope_theta))
 
-    low = max(math.floor(dimension(yarn.beta_fast)), 0)
-    high = min(math.ceil(dimension(yarn.beta_slow)), config.head_dim - 1)
+    low, high = dimension(yarn.beta_fast), dimension(yarn.beta_slow)
+    if yarn.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.head_dim - 1)
     ramp = (torch.arange(len(plain), dtype=torch.float32) - low) / max(high - low, 0.001)
     interpolated = ramp.clamp(0, 1)
     return plain / yarn.factor * interpolated + plain * (1 - interpolated)
@@ -40,6 +42,11 @@ def rotary_table(frequencies: Tensor, positions: Tensor, factor: float, dtype: t
     angles = positions[:, None].float() * frequencies  # [rows, head_dim/2]
     cos, sin = angles.cos() * factor, angles.sin() * factor
     return torch.cat((cos, cos), -1)[:, None].to(dtype), torch.cat((-sin, sin), -1)[:, None].to(dtype)
+
+
+def query_scales(scale: QueryScale, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """Factors [rows, 1, 1] of the queries at ``positions`` [rows]."""
+    return (1 + scale.beta * (positions // scale.original_max_positions).float().log1p()).to(dtype)[:, None, None]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

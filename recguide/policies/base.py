@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from recguide.engine.plan import Branch, RequestPlan
+from recguide.engine.plan import AR, Branch, RequestPlan
 from recguide.engine.request import Draft, Request
 from recguide.errors import RecGuideError
 
@@ -38,7 +38,9 @@ class Knob:
         return number
 
 
-BLOCK = Knob(name="block", default=8, low=2, high=64, unit="tokens", help="tokens per block, seed included")
+BLOCK = Knob(
+    name="block", default=8, low=1, high=64, unit="tokens", help="tokens per block, seed included (1: plain AR)"
+)
 
 
 class Policy:
@@ -71,8 +73,8 @@ class Policy:
 
 
 def draft_only(request: Request, masks: int) -> RequestPlan:
-    """No trunk, one draft branch from the seed."""
-    return RequestPlan(None, (Branch(0, request.tokens[-1], masks),))
+    """No trunk, one draft branch from the seed; plain AR where there is nothing to draft."""
+    return RequestPlan(None, (Branch(0, request.tokens[-1], masks),)) if masks else AR
 
 
 def continuation(verify: int, masks: int) -> Branch:

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from recguide.engine.plan import RequestPlan
 from recguide.engine.request import Request
-from recguide.policies.base import BLOCK, Policy, draft_only
+from recguide.policies.base import BLOCK, Knob, Policy, draft_only
+
+THRESHOLD = Knob(
+    name="threshold",
+    default=0.0,
+    low=0.0,
+    high=1.0,
+    unit="",
+    help="reveal only drafts this probable, and draft again for the rest (0: one draft forward)",
+)
 
 
 class Linear(Policy):
     name = "linear"
-    summary = "draft a block in one forward, verify it in the next"
-    knobs = (BLOCK,)
+    summary = "draft a block in one forward (or several), verify it in the next"
+    knobs = (BLOCK, THRESHOLD)
+
+    @property
+    def needs_signals(self) -> bool:
+        return self.threshold > 0
 
     def plan_request(self, request: Request) -> RequestPlan:
         if request.draft:
             return RequestPlan(len(request.draft.tokens))
-        return draft_only(request, self.block - 1)
+        plan = draft_only(request, len(request.known) or self.block - 1)
+        branches = (replace(b, known=tuple(request.known), threshold=self.threshold) for b in plan.branches)
+        return RequestPlan(plan.verify, tuple(branches))

@@ -1,4 +1,7 @@
-"""Quadratic self-speculation (TiDAR): an open branch after every trunk row, so that every outcome has a draft ready."""
+"""Quadratic self-speculation (TiDAR): an open branch after every trunk row, so that every outcome has a draft ready.
+
+As published, the branch of the outcome is used whatever its first mask guessed: the verifier's token takes that place.
+"""
 
 from __future__ import annotations
 
@@ -14,4 +17,4 @@ class Quadratic(Policy):
 
     def plan_request(self, request: Request) -> RequestPlan:
         verify = len(request.draft.tokens) if request.draft else 0
-        return RequestPlan(verify, tuple(Branch(p, None, self.block) for p in range(1, verify + 2)))
+        return RequestPlan(verify, tuple(Branch(p, None, self.block, loose=True) for p in range(1, verify + 2)))
