@@ -1,8 +1,8 @@
 """Nemotron-Labs-Diffusion written once more, plainly and in float32, from its published facts.
 
-The engine is checked against it. No K/V cache (every forward takes every token), dense masks, one request, greedy. Knows nothing of the package: torch
-only. Choices that the facts leave open are said where they are made. ``test_nld_reference.py`` checks this file against
-transformers' Ministral-3 and its generation methods against each other.
+The engine is checked against it. No K/V cache (every forward takes every token), dense masks, one request, greedy.
+Knows nothing of the package: torch only. Choices that the facts leave open are said where they are made.
+``test_nld_reference.py`` checks this file against transformers' Ministral-3, and its methods against each other.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ PROMPTS = [numbers(count, count) for count in (1, 5, 14, 40)]
 
 
 def ministral_config(truncate: bool = True) -> Ministral3Config:
+    """True leaves the rounding of YaRN's ramp to the default of transformers, as the published config does."""
     names = [
         "vocab_size",
         "hidden_size",
@@ -51,7 +52,7 @@ def ministral_config(truncate: bool = True) -> Ministral3Config:
         "eos_token_id",
     ]
     shared = {name: CONFIG[name] for name in names}
-    rope = {**CONFIG["rope_parameters"], "truncate": truncate}
+    rope = CONFIG["rope_parameters"] | ({} if truncate else {"truncate": False})
     return Ministral3Config(**shared, rope_parameters=rope, attn_implementation="eager")
 
 

@@ -130,11 +130,11 @@ class Bench:
         }
 
 
-def encode(model: Model, prompt: Prompt) -> list[int]:
-    """Token ids of a prompt: chats through the template, raw text as it is."""
-    return (
-        model.tokenizer.encode(prompt.text) if prompt.messages is None else model.tokenizer.chat(prompt.as_messages())
-    )
+def encode(model: Model, prompt: Prompt, thinking: bool | None = None) -> list[int]:
+    """Token ids of a prompt: chats through the template (with or without thinking), raw text as it is."""
+    if prompt.messages is None:
+        return model.tokenizer.encode(prompt.text)
+    return model.tokenizer.chat(prompt.as_messages(), thinking=thinking)
 
 
 def figures(engine: Engine, requests: Sequence[Request], wall: float) -> dict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +30,8 @@ from recguide.engine.sampling import SamplingParams
 from recguide.engine.text import TextStream, held_back
 from recguide.errors import RecGuideError
 from recguide.models import embedded
-from recguide.models.tokenizer import Tokenizer
+from recguide.models.loader import Model
+from recguide.models.tokenizer import END_THINK, Tokenizer
 from recguide.policies import parse_policy
 from recguide.provenance import check_writable, write_text
 
@@ -48,6 +50,8 @@ def generate(
     min_p: Annotated[float, typer.Option(help="Drop tokens below this share of the best; 0 is off.")] = 0.0,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1 discourages repeats; 1 is off.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Same seed, same answer. Default: drawn and saved.")] = None,
+    thinking: Annotated[bool | None, typer.Option(help="Ask the chat template for thinking, or for none.")] = None,
+    max_thinking_tokens: Annotated[int | None, typer.Option(help="End the thinking after this many tokens.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write answers and statistics as JSONL.")] = None,
     model: ModelName = embedded.NAME,
@@ -82,7 +86,8 @@ def generate(
     loaded = open_model(model, dtype, device, adapter, console)
     engine = Engine(loaded, planned, max_concurrency=max(1, concurrency), max_context=max_context)
     engine.set_concurrency(concurrency)
-    requests = [engine.submit(encode(loaded, p), params) for p in chosen]
+    params = with_thinking_budget(params, loaded, max_thinking_tokens)
+    requests = [engine.submit(encode(loaded, p, thinking), params) for p in chosen]
     try:
         _run(engine, requests, console, stream=prompt is not None)
     finally:
@@ -90,6 +95,16 @@ def generate(
             engine.abort(request)
         _report(engine, chosen, requests, out, console, stream=prompt is not None)
     raise_failed(requests)
+
+
+def with_thinking_budget(params: SamplingParams, model: Model, budget: int | None) -> SamplingParams:
+    """``params`` with the model's own end-of-thinking token, where a budget is asked for."""
+    if budget is None:
+        return params
+    end = model.tokenizer.end_think_id
+    if end is None:
+        raise RecGuideError(f"--max-thinking-tokens: the tokenizer of {model.name} has no {END_THINK} token")
+    return replace(params, max_thinking_tokens=budget, end_think_id=end)
 
 
 def _run(engine: Engine, requests: list[Request], console: Console, *, stream: bool) -> None:

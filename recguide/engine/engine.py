@@ -122,6 +122,8 @@ class Engine:
         eos = config.eos_ids if params.eos_ids is None else params.eos_ids
         limit = min(len(ids) + params.max_new_tokens, self.max_context)
         request = Request(next(self._ids), ids, params, frozenset(eos), limit)
+        request.seed_in_block = config.conventions.seed_in_block
+        request.stats.count_prefill = config.conventions.count_prefill
         if params.stop:
             request.stop_matcher = StopMatcher(self.model.tokenizer, params.stop)
         return request

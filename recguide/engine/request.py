@@ -49,6 +49,7 @@ class Request:
     known: list[int | None] = field(default_factory=list)
     accepted_history: list[tuple[int, int]] = field(default_factory=list)
     memory: dict[str, object] = field(default_factory=dict)
+    seed_in_block: bool = True
     logprobs: list[float] = field(default_factory=list)
     filtered_logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None

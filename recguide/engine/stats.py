@@ -11,7 +11,8 @@ class RequestStats:
     """Counts of one request, under the names vLLM and AIPerf use where they have one.
 
     ``forwards`` are the backbone forwards this request took part in after its prompt; ``rows`` the query rows it paid
-    for in them. ``reached[j]`` and ``kept_at[j]`` count how often draft position j was compared and accepted.
+    for in them; forwards over nothing but prompt are ``prefill_forwards``, and count in tokens per forward only with
+    ``count_prefill``. ``reached[j]`` and ``kept_at[j]`` count how often draft position j was compared and accepted.
     """
 
     prompt_tokens: int = 0
@@ -29,6 +30,7 @@ class RequestStats:
     kept_at: Counter[int] = field(default_factory=Counter)
     branches_drafted: Counter[str] = field(default_factory=Counter)
     branches_reused: Counter[str] = field(default_factory=Counter)
+    count_prefill: bool = False
 
     @property
     def mean_acceptance_length(self) -> float | None:
@@ -43,7 +45,8 @@ class RequestStats:
 
     @property
     def tokens_per_forward(self) -> float | None:
-        return self.completion_tokens / self.forwards if self.forwards else None
+        forwards = self.forwards + (self.prefill_forwards if self.count_prefill else 0)
+        return self.completion_tokens / forwards if forwards else None
 
     @property
     def rows_per_token(self) -> float | None:
@@ -73,6 +76,8 @@ class RequestStats:
             mine = getattr(self, name)
             if isinstance(value, Counter):
                 mine.update(value)
+            elif isinstance(value, bool):
+                setattr(self, name, mine or value)
             else:
                 setattr(self, name, mine + value)
 

@@ -6,7 +6,7 @@ Knows nothing of weights or files other than the configuration itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from recguide.errors import RecGuideError
@@ -36,13 +36,40 @@ class QueryScale:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Conventions:
+    """Behaviours in which public implementations of self-speculation differ; README has them in one table.
+
+    Defaults are those of the released Hugging Face code where that is no fault. ``seed_in_block``: slot 0 of a draft
+    block is the seed; else a block is masks only, behind the seed's causal row. ``draft_shift`` 0: mask row i predicts
+    position i. ``exclude_mask``: the mask id is no candidate. ``clamp_to_budget``: no token beyond the budget.
+    ``count_prefill``: forwards over nothing but prompt count in tokens per forward. Raises RecGuideError for a value
+    that the engine does not have.
+    """
+
+    seed_in_block: bool = True
+    draft_shift: int = 0
+    exclude_mask: bool = True
+    clamp_to_budget: bool = True
+    count_prefill: bool = False
+
+    def __post_init__(self) -> None:
+        only = {
+            "draft_shift": (0, "drafters are trained for mask row i to predict position i"),
+            "exclude_mask": (True, "a mask that could be drafted or emitted would be text, or drafted for ever"),
+            "clamp_to_budget": (True, "max_new_tokens is exact"),
+        }
+        for name, (value, reason) in only.items():
+            if getattr(self, name) != value:
+                raise RecGuideError(f"{name} is {getattr(self, name)!r}; supported: {value!r} ({reason})")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Shape and token facts of a backbone (RMSNorm, RoPE, grouped-query attention, SwiGLU).
 
     ``mask_id`` is the id written into mask rows. A model without a mask token gets the virtual id
     ``vocab_size``: it has no logit, so it cannot be emitted; its embedding belongs to the draft adapter.
-    ``draft_shift`` is 0: mask row i predicts the token at its own position i. ``block_size`` is the draft block (seed
-    included) the model was published with, if any.
+    ``block_size`` is the draft block (seed included) the model was published with, if any.
     """
 
     vocab_size: int
@@ -60,7 +87,7 @@ class ModelConfig:
     tie_embeddings: bool = True
     mask_id: int = -1
     eos_ids: tuple[int, ...] = ()
-    draft_shift: int = 0
+    conventions: Conventions = Conventions()
     block_size: int | None = None
 
     def __post_init__(self) -> None:
@@ -70,8 +97,6 @@ class ModelConfig:
             raise RecGuideError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_dim % 2:
             raise RecGuideError(f"head_dim must be even for rotary embeddings, got {self.head_dim}")
-        if self.draft_shift != 0:
-            raise RecGuideError(f"draft_shift must be 0 (mask row i predicts position i), got {self.draft_shift}")
 
     @property
     def has_virtual_mask(self) -> bool:
@@ -83,6 +108,7 @@ class ModelConfig:
         return 4 * self.num_layers * self.num_kv_heads * self.head_dim
 
 
+CONVENTIONS_KEY = "recguide_conventions"
 NEMOTRON = "nemotron_labs_diffusion"
 SUPPORTED_TYPES = ("llama", "mistral", "ministral3", NEMOTRON)
 
@@ -132,9 +158,18 @@ def _read(config: Mapping[str, Any]) -> ModelConfig:
         max_positions=config["max_position_embeddings"],
         tie_embeddings=config.get("tie_word_embeddings", False),
         mask_id=-1 if mask is None else mask,
+        conventions=_conventions(config.get(CONVENTIONS_KEY, {})),
         block_size=config.get("block_size"),
         eos_ids=() if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (eos,),
     )
+
+
+def _conventions(values: Mapping[str, Any]) -> Conventions:
+    known = {field.name for field in fields(Conventions)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise RecGuideError(f"{CONVENTIONS_KEY}: {unknown[0]!r} is unknown; known: {', '.join(sorted(known))}")
+    return Conventions(**values)
 
 
 def _yarn(rope: Mapping[str, Any]) -> YarnScaling | None:

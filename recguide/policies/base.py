@@ -73,8 +73,15 @@ class Policy:
 
 
 def draft_only(request: Request, masks: int) -> RequestPlan:
-    """No trunk, one draft branch from the seed; plain AR where there is nothing to draft."""
-    return RequestPlan(None, (Branch(0, request.tokens[-1], masks),)) if masks else AR
+    """No trunk, one draft branch from the seed; plain AR where there is nothing to draft.
+
+    Where the model's convention keeps the seed out of the block, its causal row comes along (and commits a token).
+    """
+    if not masks:
+        return AR
+    if not request.seed_in_block:
+        return RequestPlan(0, (continuation(0, masks + 1),))
+    return RequestPlan(None, (Branch(0, request.tokens[-1], masks),))
 
 
 def continuation(verify: int, masks: int) -> Branch:

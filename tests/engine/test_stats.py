@@ -137,8 +137,9 @@ def test_t17_a_reused_draft_follows_the_committed_text(spec):
         if request.draft:
             checked += 1
             corrected = request.draft.kind == "correction"
-            # a correction knows its first token; an open branch has guessed the last committed one
-            fresh = make_engine(MODEL, f"linear:{block}" if corrected else f"ar-row:{block}", max_concurrency=1)
+            # a correction knows its first token; an open branch has guessed the last one, unless it is loose
+            alike = "linear" if corrected else "quadratic" if spec.startswith("quadratic") else "ar-row"
+            fresh = make_engine(MODEL, f"{alike}:{block}", max_concurrency=1)
             again = fresh.submit(request.tokens if corrected else request.tokens[:-1], params)
             fresh.step()
             assert (again.tokens, again.draft.tokens) == (request.tokens, request.draft.tokens)

@@ -11,7 +11,7 @@ from recguide.engine.layout import Segment, build_layout
 from recguide.engine.plan import Branch
 from recguide.engine.sampling import SamplingParams
 from recguide.errors import RecGuideError
-from recguide.models.config import from_hf
+from recguide.models.config import Conventions, from_hf
 from recguide.models.loader import BUNDLED_ADAPTER, load_model
 from tests.helpers import assert_clean, make_engine
 from tests.model_folder import save_tokenizer
@@ -430,3 +430,55 @@ def test_t22_modes_in_any_order_on_one_engine(models):
         request = engine.generate([PROMPTS[3]], params())[0]
         assert request.output == fresh[policy].output
         assert request.accepted_history == fresh[policy].accepted_history
+
+
+# -- conventions --------------------------------------------------------------------------------------------------
+
+
+def with_conventions(folder, **values):
+    return write(folder, config=CONFIG | {"recguide_conventions": values})
+
+
+def test_conventions_are_those_of_the_released_code_unless_the_config_says_otherwise(models, tmp_path):
+    assert models[True].config.conventions == Conventions()
+    made = load(with_conventions(tmp_path / "model", seed_in_block=False, count_prefill=True)).config.conventions
+    assert made == Conventions(seed_in_block=False, count_prefill=True)
+
+
+@pytest.mark.parametrize("policy", ["linear:8", "linear:8:0.5", "window:4:8"])
+def test_a_block_without_its_seed_is_drafted_behind_the_seeds_own_row(models, tmp_path, policy):
+    model = load(with_conventions(tmp_path / "model", seed_in_block=False))
+    engine = make_engine(model, policy, max_concurrency=1)
+    request = engine.submit(PROMPTS[2], params())
+    engine.step()
+    assert request.generated == 1
+    masks = 8 if policy.startswith("linear") else 4
+    assert engine.last_step.draft_rows == masks
+    while not request.finished:
+        engine.step()
+    assert request.output == run(models[True], "ar", PROMPTS[2]).output
+
+
+def test_prompt_forwards_count_where_the_convention_says_so(models, tmp_path):
+    counting = load(with_conventions(tmp_path / "model", count_prefill=True))
+    rates = []
+    for model in (models[True], counting):
+        engine = make_engine(model, "ar", max_concurrency=1, prefill_chunk=16)
+        stats = engine.generate([PROMPTS[5]], params(max_new_tokens=10, eos_ids=()))[0].stats
+        assert (stats.forwards, stats.prefill_forwards) == (10, 4)  # 69 tokens of prompt: 4 chunks, and 5 with the seed
+        rates.append((stats.tokens_per_forward, engine.stats.requests.tokens_per_forward))
+    assert rates == [(1.0, 1.0), (10 / 14, 10 / 14)]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"draft_shift": 1}, "draft_shift is 1; supported: 0"),
+        ({"exclude_mask": False}, "exclude_mask is False; supported: True"),
+        ({"clamp_to_budget": False}, "clamp_to_budget is False; supported: True"),
+        ({"seed": True}, "'seed' is unknown; known: clamp_to_budget"),
+    ],
+)
+def test_conventions_the_engine_does_not_have_are_refused(values, words):
+    with pytest.raises(RecGuideError, match=words):
+        from_hf(CONFIG | {"recguide_conventions": values})

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recguide.engine.plan import AR, Branch, RequestPlan
+from recguide.engine.plan import AR, Branch, RequestPlan, clamp
 from recguide.engine.request import Draft, Request
 from recguide.engine.sampling import SamplingParams
 from recguide.errors import RecGuideError
@@ -29,9 +29,10 @@ DRAFT = Draft([4, 5, 6], "draft", [0.9, 0.6, 0.5], [0.8, 0.3, 0.1], [9, 8, 10])
     ("spec", "values"),
     [
         ("ar", {}),
-        ("linear", {"block": 8}),
-        (" linear:5 ", {"block": 5}),
-        ("linear:block=5", {"block": 5}),
+        ("linear", {"block": 8, "threshold": 0.0}),
+        ("linear:4:0.5", {"block": 4, "threshold": 0.5}),
+        (" linear:5 ", {"block": 5, "threshold": 0.0}),
+        ("linear:block=5", {"block": 5, "threshold": 0.0}),
         ("overlap:4", {"block": 4, "delta": 0.5}),
         ("overlap:4:0.25", {"block": 4, "delta": 0.25}),
         ("overlap:delta=1", {"block": 8, "delta": 1.0}),
@@ -62,17 +63,18 @@ FAULTS = {
     "": ["unknown", *POLICIES],
     "linaer:8": ["linaer", *POLICIES],
     "ar:3": ["ar:3", "takes 0"],
-    "linear:8:9": ["linear:8:9", "takes 1"],
+    "linear:8:9": ["linear", "threshold", "0.0..1.0"],
+    "linear:8:0:9": ["linear:8:0:9", "takes 2"],
     "linear:": ["linear", "block", "int"],
     "linear:x": ["linear", "block", "'x'", "int"],
     "linear:8.5": ["linear", "block", "8.5", "int"],
-    "linear:1": ["linear", "block", "is 1;", "2..64"],
-    "linear:65": ["linear", "block", "is 65;", "2..64"],
+    "linear:0": ["linear", "block", "is 0;", "1..64"],
+    "linear:65": ["linear", "block", "is 65;", "1..64"],
     "linear:blok=8": ["linear", "blok", "block"],
     "overlap:8:1.5": ["overlap", "delta", "1.5", "0.0..1.0"],
     "overlap:8:-0.1": ["overlap", "delta", "-0.1", "0.0..1.0"],
     "overlap:8:nan": ["overlap", "delta", "nan", "0.0..1.0"],
-    "quadratic:0": ["quadratic", "block", "2..64"],
+    "quadratic:0": ["quadratic", "block", "1..64"],
     "window:32:4": ["window", "low", "high"],  # a smallest block above the largest
     "overlap:delta=0.4:0.5": ["overlap", "delta"],  # the same knob twice
 }
@@ -122,14 +124,27 @@ def test_linear_drafts_then_verifies():
     assert plan("linear:8", DRAFT) == RequestPlan(3)
 
 
+def test_linear_goes_on_with_a_draft_of_which_a_part_is_known():
+    made = request()
+    made.known = [4, None, 5]
+    assert parse_policy("linear:8:0.5").plan([made]) == [
+        RequestPlan(None, (Branch(0, 7, 3, known=(4, None, 5), threshold=0.5),))
+    ]
+
+
+@pytest.mark.parametrize("name", ["linear", "ar-row", "quadratic", "overlap"])
+def test_a_block_of_one_is_plain_ar(name):
+    assert clamp(plan(f"{name}:1"), 0, 50) == AR
+
+
 def test_ar_row_drafts_behind_one_ar_token():
     assert plan("ar-row:8") == RequestPlan(0, (Branch(1, None, 8),))
     assert plan("ar-row:8", DRAFT) == RequestPlan(3)
 
 
 def test_quadratic_opens_a_branch_after_every_trunk_row():
-    assert plan("quadratic:4") == RequestPlan(0, (Branch(1, None, 4),))
-    assert plan("quadratic:4", DRAFT) == RequestPlan(3, tuple(Branch(p, None, 4) for p in (1, 2, 3, 4)))
+    assert plan("quadratic:4") == RequestPlan(0, (Branch(1, None, 4, loose=True),))
+    assert plan("quadratic:4", DRAFT) == RequestPlan(3, tuple(Branch(p, None, 4, loose=True) for p in (1, 2, 3, 4)))
 
 
 @pytest.mark.parametrize(

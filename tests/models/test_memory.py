@@ -1,0 +1,44 @@
+"""Loading a large checkpoint takes little more memory than its weights: no second copy."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from recguide.models.make_tiny import make_tiny
+
+GIGABYTE = {
+    "vocab_size": 32000,
+    "hidden_size": 1536,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+}
+LOAD = """
+import json, resource, sys, torch
+from recguide.models.loader import load_model
+from recguide.models.checkpoint import weight_bytes
+
+def peak():
+    return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) * 1024
+
+torch.ops.mkldnn._linear_pointwise  # what a first use of oneDNN takes is not the weights'
+before = peak()
+model = load_model(sys.argv[1], dtype="bfloat16", device="cpu", adapter=None)
+print(json.dumps({"peak": peak() - before, "weights": weight_bytes(model.config, torch.bfloat16)}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
+def test_the_peak_of_loading_a_gigabyte_is_at_most_15_percent_above_its_weights(tmp_path):
+    make_tiny("nld", tmp_path / "model", **GIGABYTE)
+    ended = subprocess.run(
+        [sys.executable, "-c", LOAD, str(tmp_path / "model")], capture_output=True, text=True, check=True
+    )
+    measured = json.loads(ended.stdout.splitlines()[-1])
+    assert measured["weights"] > 0.95e9
+    assert measured["peak"] <= 1.15 * measured["weights"], measured["peak"] / measured["weights"]
