@@ -31,7 +31,16 @@ FUSED = {
 }
 TARGETS = tuple(name.split(".")[-1] for names in FUSED.values() for name in names)
 MASK_KEY = "mask_embedding"
-UNSUPPORTED = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "layers_to_transform", "fan_in_fan_out")
+PLAIN_LORA = {
+    "bias": "none",
+    "use_dora": False,
+    "use_rslora": False,
+    "fan_in_fan_out": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "layers_to_transform": [],
+}
+"""Settings of PEFT that must have these values (or be absent)."""
 PEFT_PREFIX = "base_model.model."
 FINGERPRINT_KEY = "base_model_fingerprint"
 
@@ -193,9 +202,8 @@ def load_adapter(folder: Path, model: ModelConfig, fingerprint: str) -> DraftAda
     try:
         with safe_open(path, "pt") as stored:
             owner = (stored.metadata() or {}).get(FINGERPRINT_KEY)
-            if owner is None and adapter.mask_embedding is not None:
-                raise RecGuideError(f"{path}: has no mask embedding; this model needs an adapter made by train-drafter")
-            if owner not in (None, fingerprint):
+            other_makers = owner is None and adapter.mask_embedding is None
+            if owner != fingerprint and not other_makers:
                 raise RecGuideError(
                     f"{path}: adapter was trained for model {owner}, this model is {fingerprint}; "
                     "train one with 'recguide train-drafter' or choose the adapter of this model"
@@ -222,14 +230,15 @@ def _read_config(folder: Path) -> AdapterConfig:
     path = folder / "adapter_config.json"
     try:
         raw = json.loads(path.read_text())
-        unknown = [key for key in UNSUPPORTED if raw.get(key)]
-        if unknown or raw.get("bias", "none") != "none":
-            raise RecGuideError(f"{path}: {(unknown or ['bias'])[0]} is set; plain LoRA without biases is supported")
-        return AdapterConfig(rank=raw["r"], alpha=raw["lora_alpha"], targets=tuple(raw["target_modules"]))
+        other = [key for key, plain in PLAIN_LORA.items() if (raw.get(key) or plain) != plain]
+        config = AdapterConfig(rank=raw["r"], alpha=raw["lora_alpha"], targets=tuple(raw["target_modules"]))
     except FileNotFoundError:
         raise RecGuideError(f"{path}: not found; an adapter folder holds adapter_config.json") from None
-    except (ValueError, KeyError, TypeError) as fault:
+    except (ValueError, KeyError, TypeError, AttributeError) as fault:
         raise RecGuideError(f"{path}: not an adapter configuration ({fault!r})") from None
+    if other:
+        raise RecGuideError(f"{path}: {other[0]} is {raw[other[0]]!r}; plain LoRA without biases is supported")
+    return config
 
 
 def _fill(adapter: DraftAdapter, stored, path: Path) -> None:
