@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import platform
@@ -31,7 +32,14 @@ def provenance() -> dict[str, Any]:
         "torch": torch.__version__,
         "device": device_name(),
         "threads": torch.get_num_threads(),
+        "profile": profile_fingerprint(),
     }
+
+
+def profile_fingerprint() -> str:
+    """16 hex digits of what step times depend on besides the model: device, threads, torch."""
+    facts = f"{device_name()}/{torch.get_num_threads()}/{torch.__version__}"
+    return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
 def _command() -> str:

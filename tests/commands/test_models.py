@@ -1,6 +1,14 @@
 """``recguide models check`` and ``make-tiny``: a checkpoint in the published layout, looked into and run."""
 
+import hashlib
 import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import torch
@@ -140,3 +148,71 @@ def test_names_that_lead_nowhere(cli, name):
 def test_make_tiny_keeps_what_is_there(cli, tiny):
     assert "is not empty" in cli("models", "make-tiny", tiny).error
     assert "family 'gpt' is unknown; known: nld" in cli("models", "make-tiny", tiny.parent / "x", "--like", "gpt").error
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The part of a hub that serves the files of one repository, ranges included; counts the bytes it sent."""
+
+    root: Path
+    sent = 0
+
+    def do_HEAD(self):
+        self.answer(body=False)
+
+    def do_GET(self):
+        self.answer(body=True)
+
+    def answer(self, body):
+        path = self.root / self.path.split("/resolve/main/")[-1]
+        if "/resolve/main/" not in self.path or not path.is_file():
+            self.send_response(404)
+            self.send_header("X-Error-Code", "EntryNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        content, span = path.read_bytes(), re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        part = content[int(span[1]) : int(span[2]) + 1] if span else content
+        self.send_response(206 if span else 200)
+        self.send_header("X-Repo-Commit", "0" * 40)
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        if body:
+            self.wfile.write(part)
+            type(self).sent += len(part)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """A hub on this machine that holds a checkpoint far larger than what a check should fetch."""
+    make_tiny("nld", tmp_path / "hub", intermediate_size=40_000)
+    handler = type("OneRepository", (Hub,), {"root": tmp_path / "hub", "sent": 0})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield handler, f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+
+
+def check_remotely(name, endpoint, home):
+    env = os.environ | {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "COLUMNS": "300", "HF_HUB_OFFLINE": "0"}
+    words = [sys.executable, "-m", "recguide.cli", "models", "check", name]
+    return subprocess.run(words, env=env, capture_output=True, text=True)
+
+
+def test_a_checkpoint_on_a_hub_is_checked_without_its_weights(hub, tmp_path):
+    handler, endpoint = hub
+    ended = check_remotely("someone/model", endpoint, tmp_path / "home")
+    assert ended.returncode == 0, ended.stderr
+    for words in ("21 of 21", "linear_spec_lora: rank 8", "published block 32", "tokenizer"):
+        assert words in ended.stdout
+    assert 0 < handler.sent < 200_000 < (handler.root / "model.safetensors").stat().st_size / 50
+
+
+def test_a_hub_that_does_not_answer_is_told_in_one_line(tmp_path):
+    ended = check_remotely("someone/model", "http://127.0.0.1:9", tmp_path / "home")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: model 'someone/model': no such folder here, and the hub gave")
+    assert "Traceback" not in ended.stderr

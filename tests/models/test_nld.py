@@ -6,7 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from recguide.bench.lossless import audit
 from recguide.engine.cache import KVCache, StepAttention
+from recguide.engine.engine import LOGIT_ROWS
 from recguide.engine.layout import Segment, build_layout
 from recguide.engine.plan import Branch
 from recguide.engine.sampling import SamplingParams
@@ -482,3 +484,88 @@ def test_prompt_forwards_count_where_the_convention_says_so(models, tmp_path):
 def test_conventions_the_engine_does_not_have_are_refused(values, words):
     with pytest.raises(RecGuideError, match=words):
         from_hf(CONFIG | {"recguide_conventions": values})
+
+
+# -- more of NLD.md 7.2 on this layout ----------------------------------------------------------------------------
+
+
+def test_t05_divergences_in_bfloat16_are_near_ties(tmp_path):
+    model = load_model(str(write(tmp_path / "model")), dtype="bfloat16")
+    each = [params(seed=i) for i in range(len(PROMPTS))]
+    for found in audit(model, PROMPTS, ["linear:8", "quadratic:4", "overlap:8:1"], each, max_context=128):
+        assert found.explained, found.divergences
+
+
+@pytest.mark.parametrize("policy", ["ar", "linear:8", "linear:8:0.5", "quadratic:4", "overlap:8:1", "ar-row:6"])
+def test_t07_the_cache_holds_all_but_the_last_token_after_every_step(models, policy):
+    engine = make_engine(models[True], policy, max_concurrency=1)
+    request = engine.submit(PROMPTS[3], params(eos_ids=()))
+    while not request.finished:
+        engine.step()
+        if not request.finished:
+            assert engine._cache.lengths[request.slot] == len(request.tokens) - 1
+
+
+def test_t13_coupled_noise_accepts_more_than_independent_draws_and_writes_what_ar_writes(models, references):
+    """The first draft behind one seed, over many seeds of noise: the coupling bound lies above the sum of p q."""
+    prompt, count = PROMPTS[3], 300
+    each = [params(seed=i, temperature=1.0, max_new_tokens=2, eos_ids=()) for i in range(count)]
+    drafted = make_engine(models[True], "linear:2").generate([prompt] * count, each)
+    plain = make_engine(models[True], "ar").generate([prompt] * count, each)
+    assert [r.output for r in drafted] == [r.output for r in plain]
+    accepted = sum(accepted for r in drafted for _, accepted in r.accepted_history) / count
+    reference = references[True]
+    causal = torch.ones(len(prompt), len(prompt), dtype=torch.bool).tril()
+    p = reference.logits(prompt, range(len(prompt)), causal)[-1]
+    q = reference_logits(reference, prompt, 1, len(prompt) - 1)[0]
+    p[100] = q[100] = float("-inf")
+    p, q = p.softmax(-1), q.softmax(-1)
+    independent, distance = float((p * q).sum()), float((p - q).abs().sum() / 2)
+    spread = 3 * (0.25 / count) ** 0.5
+    assert accepted > independent + spread
+    assert (1 - distance) / (1 + distance) - spread < accepted < 1 - distance + spread
+    counts = torch.bincount(torch.tensor([r.output[0] for r in plain]), minlength=len(p))
+    likely = p > 0.03
+    assert ((counts / count - p)[likely].abs() < 4 * (p * (1 - p) / count).sqrt()[likely]).all()
+
+
+@pytest.mark.parametrize("policy", ["linear:8", "linear:8:0.5", "quadratic:4", "overlap:8:1"])
+def test_t17_rows_and_forwards_are_counted_as_they_ran(models, policy):
+    engine = make_engine(models[True], policy, max_concurrency=1)
+    request = engine.submit(PROMPTS[0], params(eos_ids=()))
+    rows = steps = 0
+    while not request.finished:
+        engine.step()
+        rows, steps = rows + engine.last_step.rows, steps + 1
+    assert (request.stats.rows, request.stats.forwards) == (rows, steps)
+    assert policy.startswith("linear") or steps <= TOKENS  # branches ride along: never more forwards than ar
+
+
+def test_t19_logits_are_made_in_bounded_pieces(models, monkeypatch):
+    model, sizes, plain = models[True], [], models[True].backbone.logits
+    monkeypatch.setattr(model.backbone, "logits", lambda hidden: sizes.append(len(hidden)) or plain(hidden))
+    engine = make_engine(model, "quadratic:16", max_concurrency=6)
+    engine.generate(PROMPTS, params(eos_ids=()))
+    assert max(sizes) <= LOGIT_ROWS
+    assert engine.stats.rows > LOGIT_ROWS * engine.stats.steps / 2  # or there was nothing to cut
+
+
+@pytest.mark.parametrize("policy", ["linear:8", "quadratic:4", "overlap:8:0.5"])
+def test_t20_acceptance_does_not_depend_on_concurrency(models, policy):
+    prompts = PROMPTS * 3
+    histories = []
+    for level in (1, 4, 16):
+        engine = make_engine(models[True], policy, concurrency=level)
+        histories.append([r.accepted_history for r in engine.generate(prompts, params())])
+    assert histories[0] == histories[1] == histories[2]
+
+
+def test_t21_an_end_in_one_request_leaves_the_drafting_of_the_others_alone(models):
+    output = run(models[True], "ar", PROMPTS[2], eos_ids=()).output
+    each = [params(max_new_tokens=20, eos_ids=(output[3],) if i == 2 else ()) for i in range(len(PROMPTS))]
+    requests = make_engine(models[True], "linear:8:0.5").generate(PROMPTS, each)
+    alone = [make_engine(models[True], "linear:8:0.5").generate([p], q)[0] for p, q in zip(PROMPTS, each, strict=True)]
+    assert requests[2].finish_reason == "eos"
+    assert [r.output for r in requests] == [r.output for r in alone]
+    assert [r.accepted_history for r in requests] == [r.accepted_history for r in alone]
+    assert not any(100 in r.output for r in requests)
