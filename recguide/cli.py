@@ -14,6 +14,7 @@ from recguide.commands.doctor import doctor
 from recguide.commands.entry import run
 from recguide.commands.generate import generate
 from recguide.commands.models import models
+from recguide.commands.profile import profile
 from recguide.commands.train_drafter import train_drafter
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app.command()(demo)
 app.command()(generate)
 app.command()(bench)
 app.command()(audit)
+app.command()(profile)
 app.command()(train_drafter)
 app.command()(doctor)
 app.add_typer(models, name="models")

@@ -35,13 +35,19 @@ from recguide.models.tokenizer import END_THINK, Tokenizer
 from recguide.policies import parse_policy
 from recguide.provenance import check_writable, write_text
 
+POLICY = "ar-row:6"
+
 
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="What to answer (a chat message). Or use --prompts.")] = None,
     prompts: PromptsFile = None,
     policy: Annotated[
-        str, typer.Option(help="ar, linear:8, ar-row:8, window, quadratic:4, overlap:8:0.5 ...")
-    ] = "ar-row:6",
+        str | None,
+        typer.Option(
+            help="ar, linear:8, ar-row:8, window, quadratic:4, overlap:8:0.5 ... Default: linear with the model's "
+            f"published block, else {POLICY}."
+        ),
+    ] = None,
     concurrency: Annotated[int, typer.Option(help="Requests decoded at once.")] = 8,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens an answer may have.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
@@ -69,7 +75,7 @@ def generate(
     if prompt is not None and not prompt.strip():
         raise RecGuideError("prompt is empty; give it at least one word")
     chosen = load_prompts(prompts) if prompt is None else [Prompt("0", messages=({"role": "user", "content": prompt},))]
-    planned = parse_policy(policy)
+    planned = None if policy is None else parse_policy(policy)
     if out is not None:
         check_writable(out)
     params = SamplingParams(
@@ -84,7 +90,9 @@ def generate(
     )
     console = Console(stderr=True)
     loaded = open_model(model, dtype, device, adapter, console)
-    engine = Engine(loaded, planned, max_concurrency=max(1, concurrency), max_context=max_context)
+    engine = Engine(
+        loaded, planned or default_policy(loaded), max_concurrency=max(1, concurrency), max_context=max_context
+    )
     engine.set_concurrency(concurrency)
     params = with_thinking_budget(params, loaded, max_thinking_tokens)
     requests = [engine.submit(encode(loaded, p, thinking), params) for p in chosen]
@@ -95,6 +103,10 @@ def generate(
             engine.abort(request)
         _report(engine, chosen, requests, out, console, stream=prompt is not None)
     raise_failed(requests)
+
+
+def default_policy(model: Model) -> str:
+    return f"linear:{model.config.block_size}" if model.config.block_size else POLICY
 
 
 def with_thinking_budget(params: SamplingParams, model: Model, budget: int | None) -> SamplingParams:

@@ -1,0 +1,83 @@
+"""``recguide profile``: measure what steps cost on this device, for the controller and for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from recguide.commands.cost_figure import cost_figure
+from recguide.commands.entry import say
+from recguide.commands.options import Adapter, Device, Dtype, ModelName, integers, open_model, progress_bar
+from recguide.control.cost import Axes, CostTable, load_cost_table
+from recguide.control.profile import Profiler, identity_of
+from recguide.errors import RecGuideError
+from recguide.models import embedded
+from recguide.provenance import check_writable, write_text
+
+
+def profile(
+    requests: Annotated[str, typer.Option(help="Requests in a step.")] = "1,2,4,8,16,32",
+    rows: Annotated[str, typer.Option(help="Rows of each request.")] = "1,2,4,8,16,32",
+    contexts: Annotated[str, typer.Option(help="Tokens in each request's cache.")] = "128,512",
+    repeats: Annotated[int, typer.Option(help="Steps a cell; the median counts.")] = 5,
+    out: Annotated[Path | None, typer.Option(help="Where to write the table. Default: the cache folder.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also draw what was measured (needs plotly).")] = None,
+    force: Annotated[bool, typer.Option(help="Measure again, even if there is a table for this device.")] = False,
+    model: ModelName = embedded.NAME,
+    adapter: Adapter = "auto",
+    dtype: Dtype = None,
+    device: Device = None,
+) -> None:
+    """Measure step time over requests, rows and context. Nothing else should run on the machine. A few minutes.
+
+    The table is cached for this model, dtype and device, and used from there.
+
+    Example: recguide profile --html cost.html
+    """
+    axes = Axes(integers(requests, "requests"), integers(rows, "rows"), integers(contexts, "contexts"))
+    if repeats < 1:
+        raise RecGuideError(f"repeats is {repeats}; allowed: >= 1")
+    console = Console()
+    loaded = open_model(model, dtype, device, adapter, console)
+    path = out or identity_of(loaded).path
+    for target in (path, html):
+        if target is not None:
+            check_writable(target)
+    if path.exists() and not force:
+        table = load_cost_table(path, identity_of(loaded))
+        say(console, "note", f"read from {path}; --force measures again", "yellow")
+    else:
+        table = _measure(Profiler(loaded, axes, repeats), console)
+        table.save(path)
+        say(console, "cost table", str(path), "green")
+    console.print(_shown(table))
+    if html is not None:
+        write_text(html, cost_figure(table))
+        say(console, "figure", str(html), "green")
+
+
+def _measure(profiler: Profiler, console: Console) -> CostTable:
+    with progress_bar(console) as progress:
+        task = progress.add_task("measuring", total=profiler.measurements)
+        for line in profiler.run():
+            progress.update(task, advance=1, description=line)
+    return profiler.table()
+
+
+def _shown(table: CostTable) -> Table:
+    """Milliseconds at the shortest context: causal rows, and with drafts behind one causal row."""
+    axes = table.axes
+    shown = Table(
+        "requests",
+        *(f"{rows} rows" for rows in axes.rows),
+        caption=f"ms of a step at context {axes.contexts[0]}: causal rows / one causal row and so many drafts",
+        caption_justify="left",
+    )
+    for i, requests in enumerate(axes.requests):
+        cells = (f"{table.causal[i, j, 0]:.0f} / {table.drafting[i, j, 0]:.0f}" for j in range(len(axes.rows)))
+        shown.add_row(str(requests), *cells)
+    return shown

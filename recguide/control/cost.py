@@ -1,0 +1,148 @@
+"""What a step costs on this device: a measured table over requests, rows and context, read with interpolation.
+
+Rows are bought twice dear where they draft (the adapter's products), so two tables are kept: steps of causal rows, and
+steps in which every request has one causal row and drafts behind it. Nothing is assumed of their shape: step times jump
+at tiles and cache sizes, and may fall.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recguide.errors import RecGuideError
+from recguide.models.cache_dir import cache_dir
+from recguide.provenance import write_json
+
+SCHEMA = 1
+SMOOTHING = 0.05
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a table was measured on: it is of no use for anything else."""
+
+    model: str
+    dtype: str
+    profile: str
+
+    @property
+    def path(self) -> Path:
+        """Where the table of this model and device is cached."""
+        return cache_dir() / "profiles" / f"{self.model}-{self.dtype}-{self.profile}.json"
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Grid points, each ascending: requests in the step, rows of each request, tokens in each request's cache."""
+
+    requests: tuple[int, ...]
+    rows: tuple[int, ...]
+    contexts: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for name, values in asdict(self).items():
+            if not values or min(values) < 1 or list(values) != sorted(set(values)):
+                raise RecGuideError(f"{name} are {values}; give ascending whole numbers from 1 on")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return len(self.requests), len(self.rows), len(self.contexts)
+
+    def cells(self) -> list[tuple[int, int, int]]:
+        """Every (requests, rows, context), cheapest kinds first."""
+        return list(itertools.product(self.requests, self.rows, self.contexts))
+
+
+class CostTable:
+    """Milliseconds of a step. ``causal`` and ``drafting`` [requests, rows, contexts] are the two measured tables.
+
+    In ``drafting`` a request has one causal row and ``rows`` draft rows.
+    """
+
+    def __init__(self, identity: Identity, axes: Axes, causal: np.ndarray, drafting: np.ndarray, about: dict[str, Any]):
+        for name, table in (("causal", causal), ("drafting", drafting)):
+            if table.shape != axes.shape or not np.isfinite(table).all() or (table <= 0).any():
+                raise RecGuideError(f"{name}: expected positive times of shape {axes.shape}; measure the profile again")
+        self.identity, self.axes, self.causal, self.drafting, self.about = identity, axes, causal, drafting, about
+        self._correction = np.ones(len(axes.requests))
+
+    def predict(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
+        """Milliseconds of a step with so many rows in all, ``context`` cached tokens per request on average.
+
+        Beyond the grid the last two points of an axis are continued in a straight line.
+        """
+        rows = (causal_rows + draft_rows) / requests
+        cost = self._read(self.causal, requests, rows, context)
+        if draft_rows:
+            each = draft_rows / requests
+            cost += self._read(self.drafting, requests, each, context)
+            cost -= self._read(self.causal, requests, each + 1, context)
+        return max(cost, float(self.causal.min()) / 2) * self._corrected(requests)
+
+    def observe(self, measured_ms: float, requests: int, causal_rows: int, draft_rows: int, context: float) -> None:
+        """Refine the table by a step that was made: a slow running ratio for each number of requests."""
+        ratio = measured_ms / self.predict(requests, causal_rows, draft_rows, context)
+        near = int(np.abs(np.log2(np.array(self.axes.requests) / requests)).argmin())
+        self._correction[near] *= 1 + SMOOTHING * (min(max(ratio, 0.5), 2.0) - 1)
+
+    def _corrected(self, requests: int) -> float:
+        return float(np.interp(requests, self.axes.requests, self._correction))
+
+    def _read(self, table: np.ndarray, requests: float, rows: float, context: float) -> float:
+        for axis, at in ((self.axes.requests, requests), (self.axes.rows, rows), (self.axes.contexts, context)):
+            low, weight = _place(axis, at)
+            high = min(low + 1, len(axis) - 1)
+            table = (1 - weight) * table[low] + weight * table[high]
+        return float(table)
+
+    # -- the file ----------------------------------------------------------------------------------------------
+
+    def save(self, path: Path) -> None:
+        write_json(
+            path,
+            {
+                "schema": SCHEMA,
+                "identity": asdict(self.identity),
+                "axes": asdict(self.axes),
+                "causal_ms": self.causal.tolist(),
+                "drafting_ms": self.drafting.tolist(),
+                "about": self.about,
+            },
+        )
+
+
+def _place(axis: Sequence[int], at: float) -> tuple[int, float]:
+    """The grid point at or before ``at``, and how far towards the next one it lies (below 0 or above 1 beyond the ends)."""
+    if len(axis) == 1:
+        return 0, 0.0
+    low = int(np.clip(np.searchsorted(axis, at, "right") - 1, 0, len(axis) - 2))
+    return low, (at - axis[low]) / (axis[low + 1] - axis[low])
+
+
+def load_cost_table(path: Path, identity: Identity) -> CostTable:
+    """A stored table; RecGuideError when it is damaged, of another schema, or of another model or device."""
+    try:
+        raw = json.loads(path.read_text())
+        found = Identity(**raw["identity"])
+        axes = Axes(**{name: tuple(values) for name, values in raw["axes"].items()})
+        tables = [np.array(raw[name], dtype=np.float64) for name in ("causal_ms", "drafting_ms")]
+        schema, about = raw["schema"], raw["about"]
+    except FileNotFoundError:
+        raise RecGuideError(f"{path}: no cost table; 'recguide profile' measures one") from None
+    except (OSError, ValueError, KeyError, TypeError) as fault:
+        raise RecGuideError(f"{path}: not a cost table ({fault!r}); delete it and run 'recguide profile'") from None
+    if schema != SCHEMA:
+        raise RecGuideError(f"{path}: schema {schema}, this version reads {SCHEMA}; run 'recguide profile'")
+    for name, wanted in asdict(identity).items():
+        if getattr(found, name) != wanted:
+            raise RecGuideError(
+                f"{path}: was measured for {name} {getattr(found, name)}, here it is {wanted}; run 'recguide profile'"
+            )
+    return CostTable(found, axes, *tables, about)

@@ -1,0 +1,96 @@
+"""Measure the cost table: steps as the engine makes them, on random tokens, the median of repeats."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from recguide.control.cost import Axes, CostTable, Identity
+from recguide.engine.cache import KVCache, StepAttention
+from recguide.engine.layout import Segment, build_layout
+from recguide.engine.plan import Branch
+from recguide.engine.sampling import Row, SamplingParams, draw
+from recguide.errors import RecGuideError
+from recguide.kernels.signals import signals
+from recguide.models.loader import Model
+from recguide.provenance import profile_fingerprint, provenance
+
+GREEDY = SamplingParams(seed=0)
+
+
+def identity_of(model: Model) -> Identity:
+    dtype = str(model.backbone.dtype).removeprefix("torch.")
+    return Identity(model=model.fingerprint, dtype=dtype, profile=profile_fingerprint())
+
+
+class DryStep:
+    """A step that commits nothing: ``requests`` with ``trunk`` causal rows and ``masks`` draft rows behind ``context``
+    tokens. What is in the cache does not matter for the time."""
+
+    def __init__(self, model: Model, requests: int, trunk: int, masks: int, context: int):
+        config, backbone = model.config, model.backbone
+        self._model, self._rows = model, trunk + masks
+        self._cache = KVCache(config, requests, context, self._rows, backbone.dtype, backbone.device)
+        branches = (Branch(trunk, None, masks),) if masks else ()
+        self._segments = [
+            Segment(self._cache.take(), context, (5,) * trunk, trunk, 0, branches) for _ in range(requests)
+        ]
+
+    @torch.inference_mode()
+    def __call__(self) -> float:
+        """Milliseconds from the plan to the drawn tokens."""
+        model, started = self._model, time.perf_counter()
+        config, backbone = model.config, model.backbone
+        layout = build_layout(self._segments, config.mask_id, config.num_heads // config.num_kv_heads)
+        layout = layout.to(backbone.device)
+        hidden = backbone.forward(
+            layout.tokens,
+            layout.positions,
+            StepAttention(self._cache, layout, config),
+            first_draft_row=layout.first_draft_row,
+            mask_rows=layout.mask_rows,
+            adapter=model.fused_adapter,
+        )
+        logits = backbone.logits(hidden if layout.all_rows_scored else hidden[layout.logit_rows])
+        draw(logits, [Row(GREEDY, 0)] * len(logits))
+        if layout.first_draft_row < layout.rows:
+            signals(logits[layout.first_draft_row :])
+        return (time.perf_counter() - started) * 1e3
+
+
+class Profiler:
+    """Measures cell by cell; ``table()`` is there once all are done."""
+
+    def __init__(self, model: Model, axes: Axes, repeats: int):
+        most = model.config.max_positions - max(axes.rows) - 1
+        if max(axes.contexts) > most:
+            raise RecGuideError(
+                f"context {max(axes.contexts)} is too long; this model takes up to {most} with these rows"
+            )
+        self.model, self.axes, self.repeats = model, axes, repeats
+        self._causal = np.full(axes.shape, np.nan)
+        self._drafting = np.full(axes.shape, np.nan)
+
+    @property
+    def measurements(self) -> int:
+        return 2 * len(self.axes.cells())
+
+    def run(self) -> Iterator[str]:
+        """Measure everything; yields a line after each cell."""
+        for place, (requests, rows, context) in zip(np.ndindex(self.axes.shape), self.axes.cells(), strict=True):
+            for table, trunk, masks in ((self._causal, rows, 0), (self._drafting, 1, rows)):
+                table[place] = self._median(DryStep(self.model, requests, trunk, masks, context))
+                kind = "causal" if table is self._causal else "draft"
+                yield f"{requests} requests x {rows} {kind} rows, context {context}: {table[place]:.1f} ms"
+
+    def _median(self, step: DryStep) -> float:
+        step()
+        return statistics.median(step() for _ in range(self.repeats))
+
+    def table(self) -> CostTable:
+        about = {"provenance": provenance(), "repeats": self.repeats, "model_name": self.model.name}
+        return CostTable(identity_of(self.model), self.axes, self._causal, self._drafting, about)

@@ -1,0 +1,72 @@
+"""``recguide profile``: measured, cached for this model and device, read from there, drawn."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from recguide.control.profile import DryStep, identity_of
+from recguide.models.loader import load_model
+
+GRID = ("--requests", "1,3", "--rows", "1,4", "--contexts", "16,40", "--repeats", 2)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("RECGUIDE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_table_is_measured_once_and_read_again(cli, small, cache):
+    first = cli("profile", *small, *GRID)
+    assert first.status == 0
+    (path,) = (cache / "profiles").iterdir()
+    raw = json.loads(path.read_text())
+    times = np.array([raw["causal_ms"], raw["drafting_ms"]])
+    assert times.shape == (2, 2, 2, 2)
+    assert (times > 0).all()
+    again = cli("profile", *small, *GRID)
+    assert "--force measures again" in again.out
+    assert json.loads(path.read_text()) == raw
+    assert cli("profile", *small, *GRID, "--force").status == 0
+    assert json.loads(path.read_text()) != raw
+
+
+def test_the_figure_is_a_page_with_both_views(cli, small, cache, tmp_path):
+    assert cli("profile", *small, *GRID, "--html", tmp_path / "cost.html").status == 0
+    page = (tmp_path / "cost.html").read_text()
+    for words in ("memory-bound", "compute-bound", "ms a row", "3 requests, drafting"):
+        assert words in page
+    assert not re.search(r'<script[^>]+src="http', page)  # it opens without a network
+
+
+def test_a_dry_step_has_the_rows_it_is_asked_for(folder, adapter, monkeypatch):
+    model = load_model(str(folder), dtype="float32", adapter=adapter)
+    seen, forward = [], model.backbone.forward
+    monkeypatch.setattr(
+        model.backbone, "forward", lambda *a, **k: seen.append((len(a[0]), k["first_draft_row"])) or forward(*a, **k)
+    )
+    assert DryStep(model, 3, 2, 4, 16)() > 0
+    assert DryStep(model, 2, 5, 0, 16)() > 0
+    assert seen == [(18, 6), (10, 10)]
+
+
+def test_the_identity_names_model_dtype_and_device(folder):
+    one, other = (identity_of(load_model(str(folder), dtype=d, adapter=None)) for d in ("float32", "bfloat16"))
+    assert one.model == other.model
+    assert (one.dtype, other.dtype) == ("float32", "bfloat16")
+    assert one.profile == other.profile
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--requests", "4,2"), "requests are (4, 2)"),
+        (("--rows", "x"), "rows is 'x'"),
+        (("--contexts", "16,9000"), "context 9000 is too long"),
+        (("--repeats", 0), "repeats is 0"),
+    ],
+)
+def test_bad_numbers_are_told_before_anything_is_measured(cli, small, cache, words, told):
+    assert told in cli("profile", *small, *words).error

@@ -1,0 +1,115 @@
+"""The cost table: read at its points exactly, between them on lines, refined by what is seen, refused where foreign."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recguide.control.cost import Axes, CostTable, Identity, load_cost_table
+from recguide.errors import RecGuideError
+
+HERE = Identity(model="abc", dtype="bfloat16", profile="123")
+AXES = Axes((1, 4, 16), (1, 2, 8), (64, 256))
+CAUSAL = np.array([[[10.0, 11], [10, 11], [14, 16]], [[12, 14], [11, 13], [30, 35]], [[20, 40], [30, 55], [90, 130]]])
+DRAFTING = CAUSAL * 1.5
+
+
+def table(identity=HERE):
+    return CostTable(identity, AXES, CAUSAL.copy(), DRAFTING.copy(), {"repeats": 3})
+
+
+def test_grid_points_are_read_as_measured():
+    made = table()
+    for i, requests in enumerate(AXES.requests):
+        for j, rows in enumerate(AXES.rows):
+            for k, context in enumerate(AXES.contexts):
+                assert made.predict(requests, requests * rows, 0, context) == pytest.approx(CAUSAL[i, j, k])
+
+
+def test_drafting_points_too():
+    """One causal row and so many drafts for every request: the drafting table itself."""
+    made = table()
+    for i, requests in enumerate(AXES.requests):
+        for j, rows in enumerate(AXES.rows):
+            found = made.predict(requests, requests, requests * rows, 64)
+            assert found == pytest.approx(DRAFTING[i, j, 0])
+
+
+@given(st.floats(1, 16), st.floats(1, 8), st.floats(64, 256))
+def test_between_points_the_time_lies_between_its_neighbours(requests, rows, context):
+    found = table()._read(CAUSAL, requests, rows, context)
+    assert CAUSAL.min() <= found <= CAUSAL.max()
+
+
+def test_it_may_fall_where_the_measurements_do():
+    made = table()
+    assert made.predict(4, 8, 0, 64) < made.predict(4, 4, 0, 64)
+
+
+def test_beyond_the_grid_the_last_line_goes_on():
+    assert table().predict(1, 14, 0, 64) == pytest.approx(14 + (14 - 10) / 6 * 6)
+    assert table().predict(1, 1, 0, 448) == pytest.approx(12)
+    assert table().predict(1, 1, 0, 1) > 0
+
+
+def test_what_is_seen_refines_the_table_slowly_and_where_it_was_seen():
+    made = table()
+    before = {requests: made.predict(requests, requests, 0, 64) for requests in AXES.requests}
+    for _ in range(200):
+        made.observe(24.0, 4, 4, 0, 64)
+    assert made.predict(4, 4, 0, 64) == pytest.approx(24.0, rel=0.01)
+    assert made.predict(1, 1, 0, 64) == before[1]
+    assert made.predict(16, 16, 0, 64) == before[16]
+    once = table()
+    once.observe(1e9, 4, 4, 0, 64)  # a hiccup of the machine
+    assert once.predict(4, 4, 0, 64) < 1.1 * before[4]
+
+
+def test_the_file_reads_back(tmp_path):
+    table().save(tmp_path / "cost.json")
+    again = load_cost_table(tmp_path / "cost.json", HERE)
+    assert np.array_equal(again.causal, CAUSAL)
+    assert np.array_equal(again.drafting, DRAFTING)
+    assert (again.axes, again.identity, again.about) == (AXES, HERE, {"repeats": 3})
+
+
+@pytest.mark.parametrize("name", ["model", "dtype", "profile"])
+def test_a_table_of_something_else_is_refused(tmp_path, name):
+    table().save(tmp_path / "cost.json")
+    other = Identity(**(vars(HERE) | {name: "other"}))
+    with pytest.raises(RecGuideError, match=f"was measured for {name} {vars(HERE)[name]}, here it is other"):
+        load_cost_table(tmp_path / "cost.json", other)
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda p: p.unlink(), "no cost table; 'recguide profile' measures one"),
+        (lambda p: p.write_text("{"), "not a cost table"),
+        (lambda p: p.write_text("[]"), "not a cost table"),
+        (lambda p: edit(p, axes={}), "not a cost table"),
+        (lambda p: edit(p, schema=2), "schema 2, this version reads 1"),
+        (lambda p: edit(p, causal_ms=[[[1.0]]]), "expected positive times"),
+        (lambda p: edit(p, causal_ms=(-CAUSAL).tolist()), "expected positive times"),
+        (lambda p: edit(p, drafting_ms=(np.nan * CAUSAL).tolist()), "expected positive times"),
+    ],
+)
+def test_damage_is_told_in_one_line(tmp_path, damage, words):
+    path = tmp_path / "cost.json"
+    table().save(path)
+    damage(path)
+    with pytest.raises(RecGuideError, match=words) as caught:
+        load_cost_table(path, HERE)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("values", [(), (0, 1), (2, 1), (1, 1)])
+def test_axes_must_ascend(values):
+    with pytest.raises(RecGuideError, match="requests are"):
+        Axes(values, (1,), (64,))
