@@ -84,7 +84,7 @@ def layer(module: str) -> str | None:
 
 def reaches_up(found: Import) -> bool:
     """A folder imports only folders below it; the command line reaches up inside its functions."""
-    if found.module == "recguide.cli" and found.lazy:
+    if found.module.startswith(("recguide.cli", "recguide.commands.")) and found.lazy:
         return False
     return layer(found.target) is not None and RANKS[layer(found.target)] > RANKS[layer(found.module)]
 

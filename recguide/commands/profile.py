@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from recguide.commands.cost_figure import cost_figure
 from recguide.commands.entry import say
 from recguide.commands.options import Adapter, Device, Dtype, ModelName, integers, open_model, progress_bar
 from recguide.control.cost import Axes, CostTable, load_cost_table
@@ -56,6 +55,8 @@ def profile(
         say(console, "cost table", str(path), "green")
     console.print(_shown(table))
     if html is not None:
+        from recguide.lab.cost_figure import cost_figure
+
         write_text(html, cost_figure(table))
         say(console, "figure", str(html), "green")
 

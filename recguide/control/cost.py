@@ -119,7 +119,7 @@ class CostTable:
 
 
 def _place(axis: Sequence[int], at: float) -> tuple[int, float]:
-    """The grid point at or before ``at``, and how far towards the next one it lies (below 0 or above 1 beyond the ends)."""
+    """The grid point at or before ``at``, and how far towards the next one it lies (beyond the ends: <0, >1)."""
     if len(axis) == 1:
         return 0, 0.0
     low = int(np.clip(np.searchsorted(axis, at, "right") - 1, 0, len(axis) - 2))

@@ -36,9 +36,8 @@ class DryStep:
         self._model, self._rows = model, trunk + masks
         self._cache = KVCache(config, requests, context, self._rows, backbone.dtype, backbone.device)
         branches = (Branch(trunk, None, masks),) if masks else ()
-        self._segments = [
-            Segment(self._cache.take(), context, (5,) * trunk, trunk, 0, branches) for _ in range(requests)
-        ]
+        slots = [self._cache.take() for _ in range(requests)]
+        self._segments = [Segment(slot, context, (5,) * trunk, trunk, 0, branches) for slot in slots]
 
     @torch.inference_mode()
     def __call__(self) -> float:
@@ -68,9 +67,7 @@ class Profiler:
     def __init__(self, model: Model, axes: Axes, repeats: int):
         most = model.config.max_positions - max(axes.rows) - 1
         if max(axes.contexts) > most:
-            raise RecGuideError(
-                f"context {max(axes.contexts)} is too long; this model takes up to {most} with these rows"
-            )
+            raise RecGuideError(f"context {max(axes.contexts)} is too long; with these rows the model takes {most}")
         self.model, self.axes, self.repeats = model, axes, repeats
         self._causal = np.full(axes.shape, np.nan)
         self._drafting = np.full(axes.shape, np.nan)

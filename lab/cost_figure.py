@@ -26,14 +26,8 @@ def cost_figure(table: CostTable) -> str:
     )
     for i, requests in enumerate(axes.requests):
         for kind, values, dash in (("causal", table.causal, "solid"), ("drafting", table.drafting, "dot")):
-            line = go.Scatter(
-                x=axes.rows,
-                y=values[i, :, 0],
-                name=f"{requests} requests, {kind}",
-                line={"dash": dash},
-                mode="lines+markers",
-            )
-            figure.add_trace(line, 1, 1)
+            name, style = f"{requests} requests, {kind}", {"dash": dash}
+            figure.add_trace(go.Scatter(x=axes.rows, y=values[i, :, 0], name=name, line=style), 1, 1)
     figure.add_trace(_prices(go, table), 1, 2)
     figure.update_xaxes(title="rows of each request", type="log", row=1, col=1)
     figure.update_yaxes(title="ms", type="log", row=1, col=1)
