@@ -61,7 +61,8 @@ def small_model(
     model = Model("small", config, Backbone(config, weights, pack=pack), ByteTokenizer(), fingerprint_tensors(weights))
     if rank:
         model.adapter = random_adapter(model, rank, seed)
-        model.adapter.mask_embedding[0] = leaning
+        if config.has_virtual_mask:
+            model.adapter.mask_embedding[0] = leaning
     return model
 
 

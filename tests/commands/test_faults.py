@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 GENERATE = [
     (["hi", "--policy", "warp:8"], "policy 'warp' is unknown; known: ar, linear"),
-    (["hi", "--policy", "linear:999"], "block is 999; allowed: 2..64 tokens"),
+    (["hi", "--policy", "linear:999"], "block is 999; allowed: 1..64 tokens"),
     (["hi", "--policy", "linear:x"], "block is 'x', expected int"),
     (["hi", "--policy", "ar:1"], "'ar:1' has 1 values, ar takes 0"),
     (["hi", "--policy", "overlap:8:2"], "delta is 2.0; allowed: 0.0..1.0"),

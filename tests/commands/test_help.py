@@ -65,7 +65,7 @@ def test_no_words_at_all_show_the_help(cli):
     run = cli()
     assert "Start with recguide demo" in run.out + run.err
     run = cli("models")
-    assert "Show and fetch models." in run.out + run.err
+    assert "Show, fetch and check models." in run.out + run.err
 
 
 def test_version(cli):

@@ -247,7 +247,7 @@ class TestBadInput:
 
     def test_a_failed_knob_leaves_the_old_one(self):
         engine = make_engine(MODEL, "linear:4", concurrency=3)
-        for turn, value in ((engine.set_policy, "linear:1"), (engine.set_concurrency, 0)):
+        for turn, value in ((engine.set_policy, "linear:0"), (engine.set_concurrency, 0)):
             with pytest.raises(RecGuideError):
                 turn(value)
         assert (engine.policy.spec, engine.concurrency) == ("linear:4", 3)
