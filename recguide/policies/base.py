@@ -61,8 +61,11 @@ class Policy:
 
     @property
     def spec(self) -> str:
-        """The text form, as ``parse_policy`` reads it."""
-        return ":".join([self.name, *(repr(getattr(self, k.name)) for k in self.knobs)])
+        """The text form, as ``parse_policy`` reads it; the last knobs are left out where they are at default."""
+        values = [getattr(self, knob.name) for knob in self.knobs]
+        while len(values) > 1 and values[-1] == self.knobs[len(values) - 1].default:
+            values.pop()
+        return ":".join([self.name, *map(repr, values)])
 
     def plan(self, requests: Sequence[Request]) -> list[RequestPlan]:
         """One plan for each running request."""
