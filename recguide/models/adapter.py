@@ -2,8 +2,9 @@
 
 Stored as PEFT does it (``adapter_config.json``, ``adapter_model.safetensors``), with the mask embedding as one more
 tensor and the fingerprint of the base model in the safetensors metadata. In memory the factors of one fused
-projection (q/k/v, gate/up) stand side by side; on a CPU the A factors ride on a copy of the projection's own weights,
-so that a layer costs four small products more (a product of few rows costs its launch, not its arithmetic).
+projection (q/k/v, gate/up) stand side by side. On a CPU a product of few rows costs its launch and the reading of its
+weights, not its arithmetic: there the factors are also merged into a copy of the projection, for steps in which every
+row drafts, and A rides on another copy, for steps that verify too.
 """
 
 from __future__ import annotations
@@ -153,16 +154,22 @@ class DraftAdapter(nn.Module):
 class LowRank:
     """One projection with its factors A [rank, in] and scale * B [out, rank].
 
-    With ``own``, the projection's plain weight [out, in], one product with [own; A] gives both x own^T and x A^T.
+    With ``own``, the projection's plain weight [out, in], rows that all draft take one product with own + scale * B A,
+    and others one with [own; A], which gives both x own^T and x A^T.
     """
 
     def __init__(self, down: Tensor, up: Tensor, own: Tensor | None = None):
         self._width = None if own is None else len(own)
+        self.merged = (
+            None if own is None else Linear((own.float() + up.float() @ down.float()).to(own.dtype), pack=True)
+        )
         self.down = Linear(down if own is None else torch.cat((own, down)), pack=True)
         self.up = Linear(up, pack=True)
 
     def __call__(self, linear: Linear, x: Tensor, split: int) -> Tensor:
         """[rows, out]: ``linear`` of x [rows, in], plus scale * B A x on rows from ``split`` on."""
+        if self.merged is not None and split == 0:
+            return self.merged(x)
         if self._width is None:
             out, low = linear(x), self.down(x[split:])
         else:
