@@ -54,21 +54,28 @@ def small_weights(config: ModelConfig = SMALL, seed: int = 0, leaning: float = 1
 
 
 def small_model(
-    seed: int = 0, config: ModelConfig = SMALL, *, leaning: float = 1.0, rank: int = 4, weights=None, pack: bool = True
+    seed: int = 0,
+    config: ModelConfig = SMALL,
+    *,
+    leaning: float = 1.0,
+    rank: int = 4,
+    weights=None,
+    pack: bool = True,
+    shift: int = 0,
 ) -> Model:
     """A float32 model with a random draft adapter (``rank`` 0: none) that is right about half of the time."""
     weights = weights or small_weights(config, seed, leaning)
     model = Model("small", config, Backbone(config, weights, pack=pack), ByteTokenizer(), fingerprint_tensors(weights))
     if rank:
-        model.adapter = random_adapter(model, rank, seed)
+        model.adapter = random_adapter(model, rank, seed, shift=shift)
         if config.has_virtual_mask:
             model.adapter.mask_embedding[0] = leaning
     return model
 
 
-def random_adapter(model: Model, rank: int = 4, seed: int = 0, size: float = 0.1) -> DraftAdapter:
+def random_adapter(model: Model, rank: int = 4, seed: int = 0, size: float = 0.1, shift: int = 0) -> DraftAdapter:
     torch.manual_seed(seed)
-    adapter = DraftAdapter(model.config, AdapterConfig(rank=rank, alpha=2 * rank), model.fingerprint)
+    adapter = DraftAdapter(model.config, AdapterConfig(rank=rank, alpha=2 * rank, draft_shift=shift), model.fingerprint)
     for parameter in adapter.parameters():
         parameter.data.normal_(0, size)
     return adapter.requires_grad_(False)

@@ -32,6 +32,9 @@ def train_drafter(
     soft: Annotated[
         float, typer.Option(help="Share of the loss that follows the verifier's probabilities.")
     ] = DEFAULTS.soft,
+    draft_shift: Annotated[
+        int, typer.Option(help="0: masks predict their own position; 1: rows predict the one behind them.")
+    ] = DEFAULTS.draft_shift,
     start_from: Annotated[Path | None, typer.Option(help="An adapter folder to start from, of the same rank.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of initial factors and data order.")] = DEFAULTS.seed,
     eval_every: Annotated[int, typer.Option(help="Steps between evaluations on held-out dialogues.")] = 100,
@@ -46,7 +49,15 @@ def train_drafter(
 
     Example: recguide train-drafter runs/drafter --minutes 60
     """
-    settings = TrainSettings(steps=steps, rows=rows, rank=rank, learning_rate=learning_rate, soft=soft, seed=seed)
+    settings = TrainSettings(
+        steps=steps,
+        rows=rows,
+        rank=rank,
+        learning_rate=learning_rate,
+        soft=soft,
+        seed=seed,
+        draft_shift=draft_shift,
+    )
     if eval_every < 1:
         raise RecGuideError(f"eval_every is {eval_every}; allowed: >= 1")
     path = out / "dialogues.jsonl"

@@ -39,7 +39,8 @@ CACHE_BYTES = 6 * 2**30
 class TrainSettings:
     """``rows`` are draft rows a step over ``sequences`` dialogues. ``soft`` is the share of the loss that follows the
     verifier's probabilities (its ``top`` best tokens), the rest follows the token that was written. Drafts behind the
-    first wrong one of their block would never be used: they weigh ``beyond``, the others 1."""
+    first wrong one of their block would never be used: they weigh ``beyond``, the others 1. ``draft_shift`` 0: masks
+    predict their own position; 1: every row of a block predicts the position behind it."""
 
     steps: int = 3000
     rows: int = 256
@@ -51,8 +52,11 @@ class TrainSettings:
     top: int = 24
     beyond: float = 0.15
     seed: int = 0
+    draft_shift: int = 0
 
     def __post_init__(self) -> None:
+        if self.draft_shift not in (0, 1):
+            raise RecGuideError(f"draft_shift is {self.draft_shift}; allowed: 0 or 1")
         for name in ("steps", "rows", "sequences", "rank", "warmup", "top"):
             if getattr(self, name) < 1:
                 raise RecGuideError(f"{name} is {getattr(self, name)}; allowed: >= 1")
@@ -93,14 +97,14 @@ class Trainer:
         held = max(2, int(len(dialogues) * HELD_OUT))
         self.held_out, self.dialogues = dialogues[:held], dialogues[held:]
         torch.manual_seed(settings.seed)
-        config = AdapterConfig(rank=settings.rank, alpha=settings.rank)
+        config = AdapterConfig(rank=settings.rank, alpha=settings.rank, draft_shift=settings.draft_shift)
         self.adapter = DraftAdapter(model.config, config, model.fingerprint).to(model.backbone.device)
         if self.adapter.mask_embedding is not None:
             self.adapter.mask_embedding.data.copy_(model.backbone.embedding.float().mean(0))
         if start_from is not None:
             known = load_adapter(start_from, model.config, model.fingerprint)
             if known.config != config:
-                raise RecGuideError(f"{start_from}: rank is {known.config.rank}, this run's is {config.rank}")
+                raise RecGuideError(f"{start_from}: is {known.config}, this run's is {config}")
             self.adapter.load_state_dict(known.state_dict())
         self.optimiser = torch.optim.AdamW(
             self.adapter.parameters(), lr=settings.learning_rate, weight_decay=0.0, betas=(0.9, 0.95), fused=True
@@ -183,7 +187,7 @@ class Trainer:
         s = self.settings
         chooser = random.Random(f"{s.seed}/{self.step}")
         batch = chooser.sample(self.dialogues, min(s.sequences, len(self.dialogues)))
-        blocks = [choose_blocks(d, s.rows // len(batch), chooser) for d in batch]
+        blocks = [choose_blocks(d, s.rows // len(batch), chooser, s.draft_shift) for d in batch]
         for group in self.optimiser.param_groups:
             group["lr"] = self._learning_rate()
         loss = self._loss(batch, blocks)
@@ -198,15 +202,16 @@ class Trainer:
         packed = self._pack(batch, blocks)
         logits = self._draft_logits(clean, packed)
         written = torch.cat([c.tokens[p.targets] for c, p in zip(clean, packed, strict=True)])[:, None]
-        distance = torch.cat([p.distance for p in packed]).to(logits.device)
+        order = torch.cat([p.order for p in packed]).to(logits.device)
         right = logits.detach().gather(1, written)[:, 0] == logits.detach().amax(-1)
-        weight = torch.where(reached(right, distance), 1.0, self.settings.beyond)
+        weight = torch.where(reached(right, order), 1.0, self.settings.beyond)
         each = self._distill(logits, written, clean, packed)
         return (each * weight).sum() / weight.sum()
 
     def _pack(self, batch: list[Dialogue], blocks: list[list[Block]]) -> list[PackedSequence]:
         mask = self.model.config.mask_id
-        return [pack(d.prompt + d.answer, b, mask) for d, b in zip(batch, blocks, strict=True)]
+        shift = self.settings.draft_shift
+        return [pack(d.prompt + d.answer, b, mask, shift) for d, b in zip(batch, blocks, strict=True)]
 
     def _distill(self, logits: Tensor, written: Tensor, clean: list[CleanText], packed: list[PackedSequence]) -> Tensor:
         """Cross entropy [masks] to a mixture of the verifier's top probabilities and the token that was written."""
@@ -217,12 +222,15 @@ class Trainer:
         return logits.float().logsumexp(-1) - (mixture * logits.gather(1, ids)).sum(-1)  # the mixture sums to 1
 
     def _draft_logits(self, clean: list[CleanText], packed: list[PackedSequence]) -> Tensor:
-        """Logits [masks, vocab] of all mask rows, through the adapter."""
+        """Logits [scored rows, vocab] of all rows that predict something, through the adapter."""
         backbone = self.model.backbone
         sizes = [len(p.tokens) for p in packed]
         offsets = [sum(sizes[:i]) for i in range(len(sizes))]
         device = backbone.device
-        mask_rows = torch.cat([p.mask_rows + o for p, o in zip(packed, offsets, strict=True)]).to(device)
+        mask_rows, scored_rows = (
+            torch.cat([rows + o for rows, o in zip(each, offsets, strict=True)]).to(device)
+            for each in ([p.mask_rows for p in packed], [p.scored_rows for p in packed])
+        )
         hidden = backbone.forward(
             torch.cat([p.tokens for p in packed]).to(device),
             torch.cat([p.positions for p in packed]).to(device),
@@ -231,7 +239,7 @@ class Trainer:
             mask_rows=mask_rows,
             adapter=self.adapter.fused(backbone.dtype, device),
         )
-        return backbone.logits(hidden[mask_rows])
+        return backbone.logits(hidden[scored_rows])
 
     @torch.no_grad()
     def evaluate(self) -> list[float]:
@@ -249,27 +257,28 @@ class Trainer:
     def _evaluate_batch(self, batch: list[Dialogue]) -> list[list[bool]]:
         """Per block: which drafts are right."""
         clean = [self._clean.get(d) for d in batch]
-        blocks = [_evaluation_blocks(d) for d in batch]
+        shift = self.settings.draft_shift
+        blocks = [_evaluation_blocks(d, shift) for d in batch]
         packed = self._pack(batch, blocks)
         best = self._draft_logits(clean, packed).argmax(-1)
         written = torch.cat([c.tokens[p.targets] for c, p in zip(clean, packed, strict=True)])
         right = iter((best == written).tolist())
-        return [list(islice(right, block.masks)) for each in blocks for block in each]
+        return [list(islice(right, block.scored(shift))) for each in blocks for block in each]
 
 
-def reached(right: Tensor, distance: Tensor) -> Tensor:
-    """Which drafts stand behind right ones only. ``distance`` counts from 1 within each block."""
+def reached(right: Tensor, order: Tensor) -> Tensor:
+    """Which drafts stand behind right ones only. ``order`` counts from 1 within each block."""
     wrong = (~right).long()
     before = wrong.cumsum(0) - wrong  # wrong drafts in front of each one, over all blocks
-    start = torch.arange(len(wrong), device=wrong.device) - (distance - 1)
+    start = torch.arange(len(wrong), device=wrong.device) - (order - 1)
     return before == before[start]
 
 
-def _evaluation_blocks(dialogue: Dialogue) -> list[Block]:
+def _evaluation_blocks(dialogue: Dialogue, shift: int) -> list[Block]:
     """Blocks of EVAL_MASKS drafts that tile the answer; the end of the text shortens the last."""
     last = len(dialogue.prompt) + len(dialogue.answer) - 1
     places = range(len(dialogue.prompt) - 1, last, EVAL_MASKS + 1)
-    return [Block(at, min(EVAL_MASKS, last - at), False) for at in places]
+    return [Block(at, min(EVAL_MASKS, last - at) - shift, False) for at in places]
 
 
 def expected_accepted(conditional: list[float]) -> float:

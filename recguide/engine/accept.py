@@ -19,7 +19,8 @@ def branch_came_true(branch: Branch, first: int, accepted: int, drawn: Sequence[
     """Whether a branch starts exactly where the committed text ends.
 
     ``first`` is the token at the branch's first position (its own token, or what its first mask drew). The branch is
-    usable iff exactly parent - 1 drafts were accepted and the verifier emitted ``first`` there; a loose one needs only
-    the former.
+    usable iff exactly parent - 1 drafts were accepted and the verifier emitted ``first`` there; a loose one, and an
+    open one that makes no guess, need only the former.
     """
-    return branch.parent == accepted + 1 and (branch.loose or first == drawn[accepted])
+    unconditional = branch.loose or (branch.token is None and not branch.guesses)
+    return branch.parent == accepted + 1 and (unconditional or first == drawn[accepted])

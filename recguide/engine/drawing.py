@@ -86,10 +86,10 @@ def _trunk_rows(item: Work) -> list[Row]:
 
 
 def _branch_rows(request: Request, branch: Branch) -> list[Row]:
-    """Masks draw for their own positions, with the same noise the verifier will use there."""
-    first = len(request.tokens) - 1 + branch.parent
+    """Rows draw for the positions they predict, with the same noise the verifier will use there."""
+    first = len(request.tokens) - 1 + branch.parent + branch.shift
     context = () if request.params.repetition_penalty == 1 else request.tokens
-    places = [first + i for i, token in enumerate(branch.tokens) if token is None]
+    places = [first + i for i, wanted in enumerate(branch.scored) if wanted]
     return [Row(request.params, place, context, _forced(request, place), request.eos_ids) for place in places]
 
 
@@ -115,7 +115,7 @@ def first_token(branch: Branch, part: slice, drawn: Drawn) -> int:
 
 def draft_of(branch: Branch, part: slice, drawn: Drawn, kind: str) -> Draft:
     """Draft tokens behind the branch's first token, up to the first row whose logits are not finite (maybe none)."""
-    rows = range(part.start + (branch.token is None), part.stop)
+    rows = range(part.start + branch.guesses, part.stop)
     good = list(takewhile(lambda i: drawn.finite[i], rows))
     tokens = [drawn.tokens[i] for i in good]
     if not drawn.best_ids:

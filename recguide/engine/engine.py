@@ -123,6 +123,7 @@ class Engine:
         limit = min(len(ids) + params.max_new_tokens, self.max_context)
         request = Request(next(self._ids), ids, params, frozenset(eos), limit)
         request.seed_in_block = config.conventions.seed_in_block
+        request.draft_shift = self.model.draft_shift
         request.stats.count_prefill = config.conventions.count_prefill
         if params.stop:
             request.stop_matcher = StopMatcher(self.model.tokenizer, params.stop)

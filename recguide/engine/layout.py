@@ -156,15 +156,15 @@ def _add_branches(rows: _Rows, index: int, s: Segment, mask_id: int) -> list[sli
         start = s.cached + s.prefill + branch.parent
         tokens = [mask_id if token is None else token for token in branch.tokens]
         flat = rows.add(branch.rows, tokens, start, s.slot, key)
-        masked = [row for row, token in zip(flat, branch.tokens, strict=True) if token is None]
+        scored = [row for row, wanted in zip(flat, branch.scored, strict=True) if wanted]
         rows.limits += [start] * branch.rows
         rows.lows += [key] * branch.rows
         rows.highs += [key + branch.rows] * branch.rows
         rows.owned[index] += flat
         first = len(rows.logits)
-        rows.masks += masked
-        rows.logits += masked
-        slices.append(slice(first, first + len(masked)))
+        rows.masks += [row for row, token in zip(flat, branch.tokens, strict=True) if token is None]
+        rows.logits += scored
+        slices.append(slice(first, first + len(scored)))
         key += branch.rows
     return slices
 

@@ -17,6 +17,10 @@ class Branch:
     only masks of at least this probability, and always the surest one; at 0 all are revealed at once. ``loose``: an
     open branch that is used whatever the verifier emits at its first position, though its other masks assumed their
     own guess there (TiDAR, the published quadratic mode).
+
+    ``shift`` is the draft convention. 0: a mask predicts the token at its own position, so that an open branch begins
+    with a guess at what the verifier emits there. 1: every row predicts the position behind it, the token's own row
+    too; an open branch has no guess, and is usable whatever the verifier emits.
     """
 
     parent: int
@@ -25,6 +29,7 @@ class Branch:
     known: tuple[int | None, ...] = ()
     threshold: float = 0.0
     loose: bool = False
+    shift: int = 0
 
     @property
     def rows(self) -> int:
@@ -35,6 +40,21 @@ class Branch:
         """What each row holds; None is a mask."""
         head = () if self.token is None else (self.token,)
         return head + (self.known or (None,) * self.masks)
+
+    @property
+    def scored(self) -> tuple[bool, ...]:
+        """Which rows need logits."""
+        return tuple(self.shift == 1 or token is None for token in self.tokens)
+
+    @property
+    def guesses(self) -> bool:
+        """Whether the first scored row is a guess at the verifier's token, and no draft."""
+        return self.token is None and self.shift == 0
+
+    @property
+    def drafts(self) -> int:
+        """Draft tokens it yields."""
+        return sum(self.scored) - self.guesses
 
     def cut(self, masks: int) -> Branch:
         """The same branch with fewer masks."""
@@ -63,7 +83,7 @@ class RequestPlan:
         for branch in self.branches:
             if not 0 <= branch.parent <= trunk:
                 raise ValueError(f"branch parent {branch.parent} is outside the trunk's 0..{trunk} rows")
-            if branch.masks < 1:
+            if not any(branch.scored):
                 raise ValueError(f"branch needs at least one mask, got {branch.masks}")
             if branch.known and (len(branch.known) != branch.masks or None not in branch.known):
                 raise ValueError(f"known {branch.known} must have {branch.masks} places and a mask among them")
@@ -93,8 +113,7 @@ def _fit(branches: tuple[Branch, ...], trunk: int, remaining: int) -> tuple[Bran
         if branch.parent > trunk:
             continue
         # parent p commits p tokens before the branch's drafts start; the last token is the verifier's own
-        useful = remaining - 1 - branch.parent + (branch.token is None)
-        masks = min(branch.masks, useful)
-        if masks >= 1 + (branch.token is None):
-            fitted.append(branch.cut(masks))
+        excess = max(0, branch.drafts - (remaining - 1 - branch.parent))
+        if branch.drafts > excess:
+            fitted.append(branch.cut(branch.masks - excess))
     return tuple(fitted)

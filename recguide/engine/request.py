@@ -50,6 +50,7 @@ class Request:
     accepted_history: list[tuple[int, int]] = field(default_factory=list)
     memory: dict[str, object] = field(default_factory=dict)
     seed_in_block: bool = True
+    draft_shift: int = 0
     logprobs: list[float] = field(default_factory=list)
     filtered_logprobs: list[float] = field(default_factory=list)
     finish_reason: str | None = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -32,6 +32,7 @@ FUSED = {
 }
 TARGETS = tuple(name.split(".")[-1] for names in FUSED.values() for name in names)
 MASK_KEY = "mask_embedding"
+SHIFT_KEY = "draft_shift"
 PLAIN_LORA = {
     "bias": "none",
     "use_dora": False,
@@ -63,8 +64,11 @@ def projection_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig:
+    """``draft_shift`` is what its rows learned to predict: the token at their own position (0) or behind it (1)."""
+
     rank: int
     alpha: float
+    draft_shift: int = 0
     targets: tuple[str, ...] = TARGETS
 
     @property
@@ -136,7 +140,8 @@ class DraftAdapter(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {n: v.detach().to(torch.bfloat16).contiguous() for n, v in self.stored_parameters().items()}
         partial = folder / "adapter_model.safetensors.partial"
-        save_file(tensors, partial, metadata={**metadata, FINGERPRINT_KEY: self.fingerprint, "format": "pt"})
+        own = {FINGERPRINT_KEY: self.fingerprint, SHIFT_KEY: str(self.config.draft_shift), "format": "pt"}
+        save_file(tensors, partial, metadata={**metadata, **own})
         partial.replace(folder / "adapter_model.safetensors")
         config = {
             "peft_type": "LORA",
@@ -208,7 +213,8 @@ def load_adapter(folder: Path, model: ModelConfig, fingerprint: str) -> DraftAda
     path = folder / "adapter_model.safetensors"
     try:
         with safe_open(path, "pt") as stored:
-            owner = (stored.metadata() or {}).get(FINGERPRINT_KEY)
+            about = stored.metadata() or {}
+            owner = about.get(FINGERPRINT_KEY)
             other_makers = owner is None and adapter.mask_embedding is None
             if owner != fingerprint and not other_makers:
                 raise RecGuideError(
@@ -216,6 +222,7 @@ def load_adapter(folder: Path, model: ModelConfig, fingerprint: str) -> DraftAda
                     "train one with 'recguide train-drafter' or choose the adapter of this model"
                 )
             adapter.fingerprint = owner or ""
+            adapter.config = replace(config, draft_shift=_shift(about, path))
             _fill(adapter, stored, path)
     except FileNotFoundError:
         raise RecGuideError(f"{path}: not found; an adapter folder holds adapter_model.safetensors") from None
@@ -226,6 +233,13 @@ def load_adapter(folder: Path, model: ModelConfig, fingerprint: str) -> DraftAda
     except Exception as fault:  # safetensors raises its own type for a damaged file
         raise RecGuideError(f"{path}: damaged ({fault}); restore the file or train the adapter again") from None
     return adapter.requires_grad_(False)
+
+
+def _shift(about: Mapping[str, str], path: Path) -> int:
+    stored = about.get(SHIFT_KEY, "0")
+    if stored not in ("0", "1"):
+        raise RecGuideError(f"{path}: {SHIFT_KEY} is {stored!r}; allowed: 0 or 1")
+    return int(stored)
 
 
 def adapter_sha256(folder: Path) -> str:

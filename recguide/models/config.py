@@ -41,9 +41,9 @@ class Conventions:
 
     Defaults are those of the released Hugging Face code where that is no fault. ``seed_in_block``: slot 0 of a draft
     block is the seed; else a block is masks only, behind the seed's causal row. ``draft_shift`` 0: mask row i predicts
-    position i. ``exclude_mask``: the mask id is no candidate. ``clamp_to_budget``: no token beyond the budget.
-    ``count_prefill``: forwards over nothing but prompt count in tokens per forward. Raises RecGuideError for a value
-    that the engine does not have.
+    position i; 1: row i predicts position i + 1, the seed's row too (an adapter brings its own). ``exclude_mask``: the
+    mask id is no candidate. ``clamp_to_budget``: no token beyond the budget. ``count_prefill``: forwards over nothing
+    but prompt count in tokens per forward. Raises RecGuideError for a value that the engine does not have.
     """
 
     seed_in_block: bool = True
@@ -54,10 +54,11 @@ class Conventions:
 
     def __post_init__(self) -> None:
         only = {
-            "draft_shift": (0, "drafters are trained for mask row i to predict position i"),
             "exclude_mask": (True, "a mask that could be drafted or emitted would be text, or drafted for ever"),
             "clamp_to_budget": (True, "max_new_tokens is exact"),
         }
+        if self.draft_shift not in (0, 1):
+            raise RecGuideError(f"draft_shift is {self.draft_shift!r}; supported: 0 or 1")
         for name, (value, reason) in only.items():
             if getattr(self, name) != value:
                 raise RecGuideError(f"{name} is {getattr(self, name)!r}; supported: {value!r} ({reason})")

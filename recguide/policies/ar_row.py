@@ -15,4 +15,4 @@ class ArRow(Policy):
     def plan_request(self, request: Request) -> RequestPlan:
         if request.draft:
             return RequestPlan(len(request.draft.tokens))
-        return RequestPlan(0, (continuation(0, self.block),))
+        return RequestPlan(0, (continuation(request, 0, self.block - 1),))

@@ -75,23 +75,33 @@ class Policy:
         raise NotImplementedError
 
 
-def draft_only(request: Request, masks: int) -> RequestPlan:
+def draft_only(request: Request, drafts: int) -> RequestPlan:
     """No trunk, one draft branch from the seed; plain AR where there is nothing to draft.
 
     Where the model's convention keeps the seed out of the block, its causal row comes along (and commits a token).
     """
-    if not masks:
+    if not drafts:
         return AR
     if not request.seed_in_block:
-        return RequestPlan(0, (continuation(0, masks + 1),))
-    return RequestPlan(None, (Branch(0, request.tokens[-1], masks),))
+        return RequestPlan(0, (continuation(request, 0, drafts),))
+    return RequestPlan(None, (known(request, 0, request.tokens[-1], drafts),))
 
 
-def continuation(verify: int, masks: int) -> Branch:
-    """An open branch behind the whole trunk: it assumes full acceptance. Its first mask guesses the bonus token."""
-    return Branch(verify + 1, None, masks)
+def known(request: Request, parent: int, token: int, drafts: int) -> Branch:
+    """A branch that starts at a known token and drafts so many behind it."""
+    return Branch(parent, token, drafts - request.draft_shift, shift=request.draft_shift)
 
 
-def correction(draft: Draft, position: int, masks: int) -> Branch:
+def opened(request: Request, parent: int, drafts: int, *, loose: bool = False) -> Branch:
+    """An open branch that drafts so many tokens behind the one the verifier emits at its first position."""
+    return Branch(parent, None, drafts + 1 - request.draft_shift, loose=loose, shift=request.draft_shift)
+
+
+def continuation(request: Request, verify: int, drafts: int) -> Branch:
+    """An open branch behind the whole trunk: it assumes full acceptance."""
+    return opened(request, verify + 1, drafts)
+
+
+def correction(request: Request, draft: Draft, position: int, drafts: int) -> Branch:
     """A branch that assumes draft ``position`` (1 is the first) is rejected in favour of the second-best token."""
-    return Branch(position, draft.second[position - 1], masks)
+    return known(request, position, draft.second[position - 1], drafts)

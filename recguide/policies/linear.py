@@ -31,7 +31,7 @@ class Linear(Policy):
         if request.draft:
             return RequestPlan(len(request.draft.tokens))
         plan = draft_only(request, len(request.known) or self.block - 1)
-        if plan.verify is not None:
-            return plan
+        if plan.verify is not None or request.draft_shift:
+            return plan  # drafting in several forwards reveals masks at their own positions
         branches = (replace(b, known=tuple(request.known), threshold=self.threshold) for b in plan.branches)
         return RequestPlan(None, tuple(branches))

@@ -7,7 +7,7 @@ the verification, so that a correct guess saves the next draft forward.
 
 from __future__ import annotations
 
-from recguide.engine.plan import RequestPlan
+from recguide.engine.plan import AR, RequestPlan
 from recguide.engine.request import Request
 from recguide.policies.base import BLOCK, Knob, Policy, continuation, correction
 
@@ -23,11 +23,13 @@ class Overlap(Policy):
 
     def plan_request(self, request: Request) -> RequestPlan:
         draft = request.draft
+        if self.block == 1:
+            return AR
         if not draft:
-            return RequestPlan(0, (continuation(0, self.block),))
+            return RequestPlan(0, (continuation(request, 0, self.block - 1),))
         verify = len(draft.tokens)
         risky = [j for j, margin in enumerate(draft.margin, 1) if margin < self.delta]
-        branches = [correction(draft, j, self.block - 1) for j in risky[:MOST_RISKY]]
+        branches = [correction(request, draft, j, self.block - 1) for j in risky[:MOST_RISKY]]
         if len(risky) <= MOST_RISKY:
-            branches.append(continuation(verify, self.block))
+            branches.append(continuation(request, verify, self.block - 1))
         return RequestPlan(verify, tuple(branches))

@@ -5,9 +5,9 @@ As published, the branch of the outcome is used whatever its first mask guessed:
 
 from __future__ import annotations
 
-from recguide.engine.plan import Branch, RequestPlan
+from recguide.engine.plan import RequestPlan
 from recguide.engine.request import Request
-from recguide.policies.base import BLOCK, Policy
+from recguide.policies.base import BLOCK, Policy, opened
 
 
 class Quadratic(Policy):
@@ -17,4 +17,4 @@ class Quadratic(Policy):
 
     def plan_request(self, request: Request) -> RequestPlan:
         verify = len(request.draft.tokens) if request.draft else 0
-        return RequestPlan(verify, tuple(Branch(p, None, self.block, loose=True) for p in range(1, verify + 2)))
+        return RequestPlan(verify, tuple(opened(request, p, self.block - 1, loose=True) for p in range(1, verify + 2)))

@@ -2,6 +2,7 @@
 
 import random
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,8 +45,20 @@ def test_masks_predict_the_token_at_their_own_position(packing):
     tokens, blocks = packing
     packed = pack(tokens, blocks, MASK)
     assert packed.targets.tolist() == [b.at + 1 + i for b in blocks for i in range(b.masks)]
-    assert packed.distance.tolist() == [1 + i for b in blocks for i in range(b.masks)]
+    assert packed.order.tolist() == [1 + i for b in blocks for i in range(b.masks)]
+    assert torch.equal(packed.scored_rows, packed.mask_rows)
     assert max(packed.targets) < len(tokens)
+
+
+@given(packings())
+def test_shifted_rows_predict_the_token_behind_them(packing):
+    tokens, blocks = packing
+    packed = pack(tokens, blocks, MASK, shift=1)
+    assert packed.targets.tolist() == [b.at + 1 + i + b.open for b in blocks for i in range(b.rows)]
+    assert packed.order.tolist() == [1 + i for b in blocks for i in range(b.rows)]
+    assert packed.scored_rows.tolist() == list(range(len(packed.tokens)))
+    plain = pack(tokens, blocks, MASK)
+    assert torch.equal(packed.tokens, plain.tokens) and torch.equal(packed.allowed, plain.allowed)
 
 
 def test_a_block_is_what_the_engine_lays_out():
@@ -70,11 +83,11 @@ def test_a_block_is_what_the_engine_lays_out():
             assert len(keys - text) == block.rows
 
 
-@given(st.integers(1, 12), st.integers(1, 30), st.integers(1, 200), st.integers(0, 999))
-def test_chosen_blocks_stay_in_the_answer(prompt, answer, rows, seed):
+@given(st.integers(1, 12), st.integers(2, 30), st.integers(1, 200), st.integers(0, 999), st.integers(0, 1))
+def test_chosen_blocks_stay_in_the_answer(prompt, answer, rows, seed, shift):
     dialogue = Dialogue([1] * prompt, [2] * answer, "qa")
-    blocks = choose_blocks(dialogue, rows, random.Random(seed))
-    assert all(prompt - 1 <= b.at and b.masks >= 1 and b.at + b.masks <= prompt + answer - 1 for b in blocks)
+    blocks = choose_blocks(dialogue, rows, random.Random(seed), shift)
+    assert all(prompt - 1 <= b.at and b.masks >= 1 and b.at + b.masks + shift <= prompt + answer - 1 for b in blocks)
     assert rows <= sum(b.rows for b in blocks) < rows + max(MASKS) + 1
 
 

@@ -475,7 +475,7 @@ def test_prompt_forwards_count_where_the_convention_says_so(models, tmp_path):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"draft_shift": 1}, "draft_shift is 1; supported: 0"),
+        ({"draft_shift": 2}, "draft_shift is 2; supported: 0 or 1"),
         ({"exclude_mask": False}, "exclude_mask is False; supported: True"),
         ({"clamp_to_budget": False}, "clamp_to_budget is False; supported: True"),
         ({"seed": True}, "'seed' is unknown; known: clamp_to_budget"),
