@@ -15,6 +15,7 @@ from recguide.commands.entry import run
 from recguide.commands.generate import generate
 from recguide.commands.models import models
 from recguide.commands.profile import profile
+from recguide.commands.trace import trace
 from recguide.commands.train_drafter import train_drafter
 
 app = typer.Typer(
@@ -31,6 +32,7 @@ app.command()(profile)
 app.command()(train_drafter)
 app.command()(doctor)
 app.add_typer(models, name="models")
+app.add_typer(trace, name="trace")
 
 
 def _version(wanted: bool) -> None:

@@ -32,7 +32,17 @@ SMALL = ModelConfig(
 
 POLICY_SPECS = (
     *(f"{name}:{block}" for name in ("linear", "ar-row", "quadratic", "overlap") for block in (2, 4, 8, 32)),
-    *("overlap:8:0", "overlap:8:1", "overlap:4:1", "window:2:32", "window:4:8", "window:32:32"),
+    *(
+        "overlap:8:0",
+        "overlap:8:1",
+        "overlap:4:1",
+        "window:2:32",
+        "window:4:8",
+        "window:32:32",
+        "linear:8:0.3",
+        "explore",
+        "explore:4",
+    ),
 )
 SAMPLERS = {
     "greedy": {},

@@ -37,8 +37,9 @@ class Drawn:
     top1: list[float] = field(default_factory=list)
     top2: list[float] = field(default_factory=list)
     best_ids: list[list[int]] = field(default_factory=list)
+    entropy: list[float] = field(default_factory=list)
 
-    def add(self, logits: Tensor, rows: Sequence[Row], first_draft: int | None) -> None:
+    def add(self, logits: Tensor, rows: Sequence[Row], first_draft: int | None, *, entropy: bool = False) -> None:
         """Draw for the next rows. ``first_draft`` is the row among these from which on signals are wanted, or None."""
         draws = draw(logits, rows)
         self.tokens += draws.tokens
@@ -46,20 +47,22 @@ class Drawn:
         self.logprobs += draws.logprobs or [0.0] * len(rows)
         self.filtered += draws.filtered_logprobs or [0.0] * len(rows)
         if first_draft is not None:
-            self._add_signals(logits, min(max(first_draft, 0), len(rows)))
+            self._add_signals(logits, min(max(first_draft, 0), len(rows)), entropy)
 
     def confidence(self, row: int) -> float:
         """The probability of a draft row's token; 0 where it is neither of the two best, or not finite."""
         best = zip(self.best_ids[row], (self.top1[row], self.top2[row]), strict=True)
         return next((p for token, p in best if token == self.tokens[row]), 0.0) if self.finite[row] else 0.0
 
-    def _add_signals(self, logits: Tensor, skip: int) -> None:
+    def _add_signals(self, logits: Tensor, skip: int, entropy: bool) -> None:
+        self.entropy += [0.0] * skip if entropy else []
         self.best_ids += [[]] * skip
         self.top1 += [0.0] * skip
         self.top2 += [0.0] * skip
         if skip == len(logits):
             return
-        made = signals(logits[skip:])
+        made = signals(logits[skip:], entropy=entropy)
+        self.entropy += made.entropy.tolist() if entropy else []
         self.best_ids += made.ids.tolist()
         for column, values in zip((self.top1, self.top2), made.probabilities.T.tolist(), strict=True):
             column += values
@@ -122,7 +125,8 @@ def draft_of(branch: Branch, part: slice, drawn: Drawn, kind: str) -> Draft:
         return Draft(tokens, kind)
     second = [next(t for t in drawn.best_ids[i] if t != drawn.tokens[i]) for i in good]
     margin = [drawn.top1[i] - drawn.top2[i] for i in good]
-    return Draft(tokens, kind, [drawn.top1[i] for i in good], margin, second)
+    entropy = [drawn.entropy[i] for i in good] if drawn.entropy else []
+    return Draft(tokens, kind, [drawn.top1[i] for i in good], margin, second, entropy)
 
 
 def reveal(branch: Branch, part: slice, drawn: Drawn) -> list[int | None]:
@@ -141,13 +145,13 @@ def reveal(branch: Branch, part: slice, drawn: Drawn) -> list[int | None]:
 
 def next_draft(
     item: Work, branches: Sequence[slice], drawn: Drawn, accepted: int, emitted: Sequence[int]
-) -> Draft | None:
-    """The draft of the first branch that came true, if any; counts branches drafted and reused."""
-    stats, chosen = item.request.stats, None
-    for branch, part in zip(item.plan.branches, branches, strict=True):
+) -> tuple[Draft | None, int | None]:
+    """The draft and the number of the first branch that came true, if any; counts branches drafted and reused."""
+    stats, chosen, reused = item.request.stats, None, None
+    for number, (branch, part) in enumerate(zip(item.plan.branches, branches, strict=True)):
         kind = branch_kind(branch, item.plan.verify)
         stats.branches_drafted[kind] += 1
         if chosen is None and branch_came_true(branch, first_token(branch, part, drawn), accepted, emitted):
-            chosen = draft_of(branch, part, drawn, kind)
+            chosen, reused = draft_of(branch, part, drawn, kind), number
             stats.branches_reused[kind] += 1
-    return chosen
+    return chosen, reused

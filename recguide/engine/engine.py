@@ -20,6 +20,7 @@ from recguide.engine.accept import accepted_length
 from recguide.engine.cache import KVCache, StepAttention
 from recguide.engine.drawing import Drawn, Work, draft_of, next_draft, reveal, rows_to_draw
 from recguide.engine.layout import Layout, Segment, build_layout
+from recguide.engine.observe import Observer, Outcome
 from recguide.engine.plan import Branch, RequestPlan, clamp
 from recguide.engine.request import Delta, Draft, Request
 from recguide.engine.sampling import SamplingParams
@@ -81,6 +82,8 @@ class Engine:
         self.running: list[Request] = []
         self.stats = EngineStats()
         self.last_step: StepRecord | None = None
+        self.observer: Observer | None = None
+        self._outcomes: list[Outcome] = []
 
     # -- what a user turns -------------------------------------------------------------------------------------
 
@@ -231,12 +234,13 @@ class Engine:
             clock.mark("layout")
             hidden = self._forward(layout)
             clock.mark("forward")
-            drawn = self._draw(work, hidden, policy.needs_signals, clock)
+            drawn = self._draw(work, hidden, policy.needs_signals or self.observer is not None, clock)
             for index, item in enumerate(work):
                 self._settle(item, layout.trunk_logits[index], layout.branch_logits[index], drawn)
             self.running = [r for r in self.running if not r.finished]
             clock.mark("accept")
             self._record(work, layout, clock)
+            self._tell(policy)
             return self.take_deltas()
 
     def _admit(self) -> None:
@@ -300,7 +304,8 @@ class Engine:
             part = slice(first, first + LOGIT_ROWS)
             logits = self.model.backbone.logits(hidden[part])
             clock.mark("forward")
-            drawn.add(logits, rows[part], first_draft - first if with_signals else None)
+            signals_from = first_draft - first if with_signals else None
+            drawn.add(logits, rows[part], signals_from, entropy=self.observer is not None)
             clock.mark("sampling")
         return drawn
 
@@ -318,7 +323,9 @@ class Engine:
             self._finish(request, "error")
         elif plan.verify is None:
             self._cache.commit(segment.slot, segment.prefill)
+            held = request.draft
             self._keep_draft(request, plan.branches[0], branches[0], drawn)
+            self._note(item, len(request.tokens), request.stats.num_spec_steps, held, [], 0, None)
         else:
             self._verify(item, trunk, branches, drawn)
 
@@ -340,15 +347,29 @@ class Engine:
         drafted = request.draft.tokens[: plan.verify] if request.draft else []
         accepted = accepted_length(drafted, emitted)
         kept, reason = _cut(request, emitted[: accepted + 1])
+        held, position, rounds = request.draft, len(request.tokens), request.stats.num_spec_steps
         request.stats.verified(len(drafted), accepted, len(kept))
         if drafted:
             request.accepted_history.append((len(drafted), accepted))
-        request.draft, request.known = next_draft(item, branches, drawn, accepted, emitted), []
+        request.draft, reused = next_draft(item, branches, drawn, accepted, emitted)
+        request.known = []
         self._commit(item, kept, trunk, drawn)
+        self._note(item, position, rounds, held, emitted[: accepted + 1], len(kept), reused)
         if reason:
             self._finish(request, reason, kept)
         else:
             self._pending_deltas.append(Delta(request, kept, None))
+
+    def _note(self, item: Work, position, rounds, held, emitted, kept, reused) -> None:
+        """Keep what came of a plan for the observer."""
+        if self.observer is not None:
+            outcome = Outcome(item.request, item.plan, position, rounds, held, emitted, kept, reused)
+            self._outcomes.append(outcome)
+
+    def _tell(self, policy: Policy) -> None:
+        if self.observer is not None:
+            outcomes, self._outcomes = self._outcomes, []
+            self.observer.on_step(self.last_step, policy.spec, outcomes)
 
     def _commit(self, item: Work, kept: list[int], trunk: slice, drawn: Drawn) -> None:
         request = item.request
@@ -374,6 +395,8 @@ class Engine:
         self.running = [r for r in self.running if r is not request]
         self.stats.finished[reason] += 1
         self.stats.requests.add(request.stats)
+        if self.observer is not None:
+            self.observer.on_finish(request)
         self._pending_deltas.append(Delta(request, tokens or [], reason))
 
     def take_deltas(self) -> list[Delta]:

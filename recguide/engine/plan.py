@@ -63,10 +63,14 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """``verify`` draft tokens in the trunk (0: plain AR, None: no trunk) and the branches that ride along."""
+    """``verify`` draft tokens in the trunk (0: plain AR, None: no trunk) and the branches that ride along.
+
+    ``propensity`` is the probability with which the policy chose this plan (1 where it did not draw).
+    """
 
     verify: int | None
     branches: tuple[Branch, ...] = ()
+    propensity: float = 1.0
 
     @property
     def rows(self) -> int:
@@ -101,9 +105,9 @@ def clamp(plan: RequestPlan, drafts: int, remaining: int) -> RequestPlan:
     """
     if plan.verify is None:
         fitted = _fit(plan.branches, 0, remaining)
-        return RequestPlan(None, fitted) if fitted else AR
+        return RequestPlan(None if fitted else 0, fitted, plan.propensity)
     verify = min(plan.verify, drafts, remaining - 1)
-    return RequestPlan(verify, _fit(plan.branches, verify + 1, remaining))
+    return RequestPlan(verify, _fit(plan.branches, verify + 1, remaining), plan.propensity)
 
 
 def _fit(branches: tuple[Branch, ...], trunk: int, remaining: int) -> tuple[Branch, ...]:

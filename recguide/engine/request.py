@@ -26,11 +26,12 @@ class Draft:
     top1: list[float] = field(default_factory=list)
     margin: list[float] = field(default_factory=list)
     second: list[int] = field(default_factory=list)
+    entropy: list[float] = field(default_factory=list)
 
     def tail(self, start: int) -> Draft:
         """The same draft without its first ``start`` tokens."""
         cut = slice(start, None)
-        return Draft(self.tokens[cut], self.kind, self.top1[cut], self.margin[cut], self.second[cut])
+        return Draft(self.tokens[cut], self.kind, self.top1[cut], self.margin[cut], self.second[cut], self.entropy[cut])
 
 
 @dataclass(eq=False)

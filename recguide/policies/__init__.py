@@ -6,6 +6,7 @@ from recguide.errors import RecGuideError
 from recguide.policies.ar import Autoregressive
 from recguide.policies.ar_row import ArRow
 from recguide.policies.base import Knob, Policy
+from recguide.policies.explore import Explore
 from recguide.policies.linear import Linear
 from recguide.policies.overlap import Overlap
 from recguide.policies.quadratic import Quadratic
@@ -13,7 +14,9 @@ from recguide.policies.window import Window
 
 __all__ = ["POLICIES", "Knob", "Policy", "parse_policy"]
 
-POLICIES: dict[str, type[Policy]] = {p.name: p for p in (Autoregressive, Linear, ArRow, Window, Quadratic, Overlap)}
+POLICIES: dict[str, type[Policy]] = {
+    p.name: p for p in (Autoregressive, Linear, ArRow, Window, Quadratic, Overlap, Explore)
+}
 
 
 def parse_policy(spec: str | Policy) -> Policy:
