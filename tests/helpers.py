@@ -83,9 +83,15 @@ def small_model(
     return model
 
 
-def random_adapter(model: Model, rank: int = 4, seed: int = 0, size: float = 0.1, shift: int = 0) -> DraftAdapter:
+def random_adapter(
+    model: Model, rank: int = 4, seed: int = 0, size: float = 0.1, shift: int = 0, adapt_tokens: bool = True
+) -> DraftAdapter:
     torch.manual_seed(seed)
-    adapter = DraftAdapter(model.config, AdapterConfig(rank=rank, alpha=2 * rank, draft_shift=shift), model.fingerprint)
+    adapter = DraftAdapter(
+        model.config,
+        AdapterConfig(rank=rank, alpha=2 * rank, draft_shift=shift, adapt_tokens=adapt_tokens),
+        model.fingerprint,
+    )
     for parameter in adapter.parameters():
         parameter.data.normal_(0, size)
     return adapter.requires_grad_(False)

@@ -24,7 +24,7 @@ class PlainRow:
     draft: bool = False
 
 
-def rows_of(text: list[int], segment: Segment) -> tuple[list[PlainRow], list[list[int]]]:
+def rows_of(text: list[int], segment: Segment, adapt_tokens: bool = True) -> tuple[list[PlainRow], list[list[int]]]:
     """All rows of one request: its cached text, the trunk, the branches. Also the row numbers of each branch."""
     trunk = list(segment.trunk)
     rows = [PlainRow(t, i, set(range(i + 1))) for i, t in enumerate(text[: segment.cached] + trunk)]
@@ -34,6 +34,8 @@ def rows_of(text: list[int], segment: Segment) -> tuple[list[PlainRow], list[lis
         start = segment.cached + segment.prefill + branch.parent
         own = range(len(rows), len(rows) + len(tokens))
         rows += [PlainRow(t, start + i, set(range(start)) | set(own), True) for i, t in enumerate(tokens)]
+        if branch.token is not None and not adapt_tokens:
+            rows[own[0]] = PlainRow(branch.token, start, {*range(start), own[0]})
         branches.append(list(own))
     return rows, branches
 

@@ -35,6 +35,9 @@ def train_drafter(
     draft_shift: Annotated[
         int, typer.Option(help="0: masks predict their own position; 1: rows predict the one behind them.")
     ] = DEFAULTS.draft_shift,
+    adapt_tokens: Annotated[
+        bool, typer.Option(help="Serve known tokens of a block too; off (needs --draft-shift 1): masks only.")
+    ] = DEFAULTS.adapt_tokens,
     start_from: Annotated[Path | None, typer.Option(help="An adapter folder to start from, of the same rank.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of initial factors and data order.")] = DEFAULTS.seed,
     eval_every: Annotated[int, typer.Option(help="Steps between evaluations on held-out dialogues.")] = 100,
@@ -57,6 +60,7 @@ def train_drafter(
         soft=soft,
         seed=seed,
         draft_shift=draft_shift,
+        adapt_tokens=adapt_tokens,
     )
     if eval_every < 1:
         raise RecGuideError(f"eval_every is {eval_every}; allowed: >= 1")

@@ -54,7 +54,9 @@ class PackedSequence:
     allowed: Tensor
 
 
-def choose_blocks(dialogue: Dialogue, rows: int, chooser: random.Random, shift: int = 0) -> list[Block]:
+def choose_blocks(
+    dialogue: Dialogue, rows: int, chooser: random.Random, shift: int = 0, open_share: float = OPEN_SHARE
+) -> list[Block]:
     """Blocks at random places of the answer, about ``rows`` rows in all. Nothing past the end is asked for."""
     size = len(dialogue.prompt) + len(dialogue.answer)
     first, last = len(dialogue.prompt) - 1, size - 2 - shift
@@ -62,7 +64,7 @@ def choose_blocks(dialogue: Dialogue, rows: int, chooser: random.Random, shift: 
     while used < rows:
         at = chooser.randint(first, last)
         masks = min(chooser.choice(MASKS), size - 1 - shift - at)
-        block = Block(at, masks, chooser.random() < OPEN_SHARE)
+        block = Block(at, masks, chooser.random() < open_share)
         blocks.append(block)
         used += block.rows
     return blocks

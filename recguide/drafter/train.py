@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recguide.drafter.blocks import Block, PackedSequence, choose_blocks, pack
+from recguide.drafter.blocks import OPEN_SHARE, Block, PackedSequence, choose_blocks, pack
 from recguide.drafter.dialogues import Dialogue
 from recguide.errors import RecGuideError
 from recguide.kernels.attention import additive, attention, fold_mask
@@ -53,8 +53,13 @@ class TrainSettings:
     beyond: float = 0.15
     seed: int = 0
     draft_shift: int = 0
+    adapt_tokens: bool = True
 
     def __post_init__(self) -> None:
+        if not (self.adapt_tokens or self.draft_shift):
+            raise RecGuideError(
+                "adapt_tokens off needs draft_shift 1: the plain row of a known token drafts the next one"
+            )
         if self.draft_shift not in (0, 1):
             raise RecGuideError(f"draft_shift is {self.draft_shift}; allowed: 0 or 1")
         for name in ("steps", "rows", "sequences", "rank", "warmup", "top"):
@@ -97,14 +102,19 @@ class Trainer:
         held = max(2, int(len(dialogues) * HELD_OUT))
         self.held_out, self.dialogues = dialogues[:held], dialogues[held:]
         torch.manual_seed(settings.seed)
-        config = AdapterConfig(rank=settings.rank, alpha=settings.rank, draft_shift=settings.draft_shift)
+        config = AdapterConfig(
+            rank=settings.rank,
+            alpha=settings.rank,
+            draft_shift=settings.draft_shift,
+            adapt_tokens=settings.adapt_tokens,
+        )
         self.adapter = DraftAdapter(model.config, config, model.fingerprint).to(model.backbone.device)
         if self.adapter.mask_embedding is not None:
             self.adapter.mask_embedding.data.copy_(model.backbone.embedding.float().mean(0))
         if start_from is not None:
             known = load_adapter(start_from, model.config, model.fingerprint)
-            if known.config != config:
-                raise RecGuideError(f"{start_from}: is {known.config}, this run's is {config}")
+            if known.config.rank != config.rank:
+                raise RecGuideError(f"{start_from}: rank is {known.config.rank}, this run's is {config.rank}")
             self.adapter.load_state_dict(known.state_dict())
         self.optimiser = torch.optim.AdamW(
             self.adapter.parameters(), lr=settings.learning_rate, weight_decay=0.0, betas=(0.9, 0.95), fused=True
@@ -187,7 +197,9 @@ class Trainer:
         s = self.settings
         chooser = random.Random(f"{s.seed}/{self.step}")
         batch = chooser.sample(self.dialogues, min(s.sequences, len(self.dialogues)))
-        blocks = [choose_blocks(d, s.rows // len(batch), chooser, s.draft_shift) for d in batch]
+        # the plain row of a known token is a row of the clean text: with it, every block is an open one
+        share = OPEN_SHARE if s.adapt_tokens else 1.0
+        blocks = [choose_blocks(d, s.rows // len(batch), chooser, s.draft_shift, share) for d in batch]
         for group in self.optimiser.param_groups:
             group["lr"] = self._learning_rate()
         loss = self._loss(batch, blocks)
@@ -258,7 +270,7 @@ class Trainer:
         """Per block: which drafts are right."""
         clean = [self._clean.get(d) for d in batch]
         shift = self.settings.draft_shift
-        blocks = [_evaluation_blocks(d, shift) for d in batch]
+        blocks = [_evaluation_blocks(d, shift, opened=not self.settings.adapt_tokens) for d in batch]
         packed = self._pack(batch, blocks)
         best = self._draft_logits(clean, packed).argmax(-1)
         written = torch.cat([c.tokens[p.targets] for c, p in zip(clean, packed, strict=True)])
@@ -274,11 +286,12 @@ def reached(right: Tensor, order: Tensor) -> Tensor:
     return before == before[start]
 
 
-def _evaluation_blocks(dialogue: Dialogue, shift: int) -> list[Block]:
+def _evaluation_blocks(dialogue: Dialogue, shift: int, *, opened: bool) -> list[Block]:
     """Blocks of EVAL_MASKS drafts that tile the answer; the end of the text shortens the last."""
     last = len(dialogue.prompt) + len(dialogue.answer) - 1
     places = range(len(dialogue.prompt) - 1, last, EVAL_MASKS + 1)
-    return [Block(at, min(EVAL_MASKS, last - at) - shift, False) for at in places]
+    masks = [min(EVAL_MASKS, last - at) - shift for at in places]
+    return [Block(at, count, opened) for at, count in zip(places, masks, strict=True) if count or not opened]
 
 
 def expected_accepted(conditional: list[float]) -> float:

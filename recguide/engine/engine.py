@@ -281,7 +281,8 @@ class Engine:
         self._cache.reserve(max(item.segment.rows for item in work))
         for item in work:
             self._cache.wrote(item.segment.slot, item.segment.rows)
-        layout = build_layout([item.segment for item in work], self.model.config.mask_id, self._group_size)
+        model, segments = self.model, [item.segment for item in work]
+        layout = build_layout(segments, model.config.mask_id, self._group_size, adapt_tokens=model.adapt_tokens)
         return layout.to(self.model.backbone.device)
 
     def _forward(self, layout: Layout) -> Tensor:

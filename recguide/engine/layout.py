@@ -1,7 +1,8 @@
 """Layout: the plans of a step as flat rows, with positions, cache places, masks and the rows that need logits.
 
-Flat order: the trunk rows of every request, then the branch rows of every request, so that the draft adapter serves
-one slice. Nothing is padded, except inside attention, where requests with a similar number of rows share a product.
+Flat order: the trunk rows of every request, then the branch rows of every request (their known tokens first, where the
+adapter does not serve these), so that the draft adapter serves one slice. Nothing is padded, except inside attention,
+where requests with a similar number of rows share a product.
 
 One rule says what a row sees (keys are numbered within a request: ``n`` cached ones, then this step's rows in local
 order, trunk first): keys below ``limit``, and keys in its own segment ``[low, high)``.
@@ -61,7 +62,10 @@ class Group:
 
 @dataclass(slots=True)
 class Layout:
-    """A step as arrays. ``trunk_logits[i]`` and ``branch_logits[i][b]`` are slices of the logits, per segment."""
+    """A step as arrays. ``trunk_logits[i]`` and ``branch_logits[i][b]`` are slices of the logits, per segment.
+
+    ``all_rows_scored``: the logits rows are all rows in order (no prompt rows, no seeds of branches).
+    """
 
     tokens: Tensor
     positions: Tensor
@@ -73,15 +77,11 @@ class Layout:
     groups: list[Group]
     trunk_logits: list[slice]
     branch_logits: list[list[slice]]
+    all_rows_scored: bool
 
     @property
     def rows(self) -> int:
         return len(self.tokens)
-
-    @property
-    def all_rows_scored(self) -> bool:
-        """True when the logits rows are all rows in order (no prompt rows, no seeds of branches)."""
-        return len(self.logit_rows) == self.rows
 
     def to(self, device: torch.device) -> Layout:
         """The same layout with its tensors on ``device`` (itself on a CPU)."""
@@ -117,12 +117,16 @@ class _Rows:
         return range(first, first + count)
 
 
-def build_layout(segments: list[Segment], mask_id: int, group_size: int) -> Layout:
-    """Lay out the segments of one step. ``group_size`` is query heads per K/V head."""
+def build_layout(segments: list[Segment], mask_id: int, group_size: int, *, adapt_tokens: bool = True) -> Layout:
+    """Lay out the segments of one step. ``group_size`` is query heads per K/V head.
+
+    Without ``adapt_tokens`` the known tokens of branches are causal rows on the plain weights, like the trunk's.
+    """
     rows = _Rows()
     trunk_logits = [_add_trunk(rows, s) for s in segments]
+    heads = None if adapt_tokens else [_add_tokens(rows, i, s) for i, s in enumerate(segments)]
     first_draft_row = len(rows.tokens)
-    branch_logits = [_add_branches(rows, i, s, mask_id) for i, s in enumerate(segments)]
+    branch_logits = [_add_branches(rows, i, s, mask_id, heads and heads[i]) for i, s in enumerate(segments)]
     return Layout(
         tokens=torch.tensor(rows.tokens),
         positions=torch.tensor(rows.positions),
@@ -134,6 +138,7 @@ def build_layout(segments: list[Segment], mask_id: int, group_size: int) -> Layo
         groups=_groups(segments, rows, group_size),
         trunk_logits=trunk_logits,
         branch_logits=branch_logits,
+        all_rows_scored=rows.logits == list(range(len(rows.tokens))),
     )
 
 
@@ -149,22 +154,41 @@ def _add_trunk(rows: _Rows, s: Segment) -> slice:
     return slice(first, first + s.scored)
 
 
-def _add_branches(rows: _Rows, index: int, s: Segment, mask_id: int) -> list[slice]:
-    slices = []
+def _add_tokens(rows: _Rows, index: int, s: Segment) -> list[int | None]:
+    """The known tokens of a segment's branches as causal rows; their flat row numbers."""
+    heads: list[int | None] = []
     key = s.cached + len(s.trunk)
     for branch in s.branches:
+        heads.append(None)
+        if branch.token is not None:
+            start = s.cached + s.prefill + branch.parent
+            (heads[-1],) = rows.add(1, [branch.token], start, s.slot, key)
+            rows.limits.append(start)
+            rows.lows.append(key)
+            rows.highs.append(key + 1)
+            rows.owned[index].append(heads[-1])
+        key += branch.rows
+    return heads
+
+
+def _add_branches(rows: _Rows, index: int, s: Segment, mask_id: int, heads: list[int | None] | None) -> list[slice]:
+    """Rows of a segment's branches, without those that are in ``heads`` already."""
+    slices = []
+    key = s.cached + len(s.trunk)
+    for number, branch in enumerate(s.branches):
         start = s.cached + s.prefill + branch.parent
-        tokens = [mask_id if token is None else token for token in branch.tokens]
-        flat = rows.add(branch.rows, tokens, start, s.slot, key)
-        scored = [row for row, wanted in zip(flat, branch.scored, strict=True) if wanted]
-        rows.limits += [start] * branch.rows
-        rows.lows += [key] * branch.rows
-        rows.highs += [key + branch.rows] * branch.rows
+        before = [] if heads is None or heads[number] is None else [heads[number]]
+        tokens = [mask_id if token is None else token for token in branch.tokens][len(before) :]
+        flat = rows.add(len(tokens), tokens, start + len(before), s.slot, key + len(before))
+        rows.limits += [start] * len(tokens)
+        rows.lows += [key] * len(tokens)
+        rows.highs += [key + branch.rows] * len(tokens)
         rows.owned[index] += flat
+        own = [*before, *flat]
         first = len(rows.logits)
-        rows.masks += [row for row, token in zip(flat, branch.tokens, strict=True) if token is None]
-        rows.logits += scored
-        slices.append(slice(first, first + len(scored)))
+        rows.masks += [row for row, token in zip(own, branch.tokens, strict=True) if token is None]
+        rows.logits += [row for row, wanted in zip(own, branch.scored, strict=True) if wanted]
+        slices.append(slice(first, len(rows.logits)))
         key += branch.rows
     return slices
 

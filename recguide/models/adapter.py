@@ -32,7 +32,7 @@ FUSED = {
 }
 TARGETS = tuple(name.split(".")[-1] for names in FUSED.values() for name in names)
 MASK_KEY = "mask_embedding"
-SHIFT_KEY = "draft_shift"
+SHIFT_KEY, TOKENS_KEY = "draft_shift", "adapt_tokens"
 PLAIN_LORA = {
     "bias": "none",
     "use_dora": False,
@@ -64,11 +64,13 @@ def projection_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig:
-    """``draft_shift`` is what its rows learned to predict: the token at their own position (0) or behind it (1)."""
+    """``draft_shift`` is what its rows learned to predict: the token at their own position (0) or behind it (1).
+    ``adapt_tokens``: it serves every row of a block; else mask rows only, and known tokens take the plain weights."""
 
     rank: int
     alpha: float
     draft_shift: int = 0
+    adapt_tokens: bool = True
     targets: tuple[str, ...] = TARGETS
 
     @property
@@ -114,7 +116,8 @@ class DraftAdapter(nn.Module):
                 if present:
                     down, up = self._factors(layer, names, shapes, dtype, device)
                     own = None if base is None else base[layer][fused].dense()
-                    pairs[fused] = LowRank(down, up, own)
+                    # with plain known tokens no step is made of draft rows alone
+                    pairs[fused] = LowRank(down, up, own, merge=self.config.adapt_tokens)
             layers.append(pairs)
         mask = self.mask_embedding
         return FusedAdapter(layers, None if mask is None else mask.to(device, dtype))
@@ -141,6 +144,7 @@ class DraftAdapter(nn.Module):
         tensors = {n: v.detach().to(torch.bfloat16).contiguous() for n, v in self.stored_parameters().items()}
         partial = folder / "adapter_model.safetensors.partial"
         own = {FINGERPRINT_KEY: self.fingerprint, SHIFT_KEY: str(self.config.draft_shift), "format": "pt"}
+        own[TOKENS_KEY] = str(int(self.config.adapt_tokens))
         save_file(tensors, partial, metadata={**metadata, **own})
         partial.replace(folder / "adapter_model.safetensors")
         config = {
@@ -159,15 +163,15 @@ class DraftAdapter(nn.Module):
 class LowRank:
     """One projection with its factors A [rank, in] and scale * B [out, rank].
 
-    With ``own``, the projection's plain weight [out, in], rows that all draft take one product with own + scale * B A,
-    and others one with [own; A], which gives both x own^T and x A^T.
+    With ``own``, the projection's plain weight [out, in], one product with [own; A] gives both x own^T and x A^T; where
+    ``merge`` is set, rows that all draft take one product with own + scale * B A.
     """
 
-    def __init__(self, down: Tensor, up: Tensor, own: Tensor | None = None):
+    def __init__(self, down: Tensor, up: Tensor, own: Tensor | None = None, *, merge: bool = False):
         self._width = None if own is None else len(own)
-        self.merged = (
-            None if own is None else Linear((own.float() + up.float() @ down.float()).to(own.dtype), pack=True)
-        )
+        self.merged = None
+        if own is not None and merge:
+            self.merged = Linear((own.float() + up.float() @ down.float()).to(own.dtype), pack=True)
         self.down = Linear(down if own is None else torch.cat((own, down)), pack=True)
         self.up = Linear(up, pack=True)
 
@@ -222,7 +226,8 @@ def load_adapter(folder: Path, model: ModelConfig, fingerprint: str) -> DraftAda
                     "train one with 'recguide train-drafter' or choose the adapter of this model"
                 )
             adapter.fingerprint = owner or ""
-            adapter.config = replace(config, draft_shift=_shift(about, path))
+            shift, tokens = _bit(about, SHIFT_KEY, "0", path), _bit(about, TOKENS_KEY, "1", path)
+            adapter.config = replace(config, draft_shift=shift, adapt_tokens=bool(tokens))
             _fill(adapter, stored, path)
     except FileNotFoundError:
         raise RecGuideError(f"{path}: not found; an adapter folder holds adapter_model.safetensors") from None
@@ -235,10 +240,10 @@ def load_adapter(folder: Path, model: ModelConfig, fingerprint: str) -> DraftAda
     return adapter.requires_grad_(False)
 
 
-def _shift(about: Mapping[str, str], path: Path) -> int:
-    stored = about.get(SHIFT_KEY, "0")
+def _bit(about: Mapping[str, str], key: str, default: str, path: Path) -> int:
+    stored = about.get(key, default)
     if stored not in ("0", "1"):
-        raise RecGuideError(f"{path}: {SHIFT_KEY} is {stored!r}; allowed: 0 or 1")
+        raise RecGuideError(f"{path}: {key} is {stored!r}; allowed: 0 or 1")
     return int(stored)
 
 

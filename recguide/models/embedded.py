@@ -8,6 +8,7 @@ needed. A manifest keeps the hash of each cached file; a file that no longer mat
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -85,15 +87,27 @@ def fetch(say: Say = lambda _: None, *, gguf: Path | None = None, force: bool = 
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _need_space(folder.parent)
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as scratch:
-            made = _build(Path(scratch), say, gguf)
-            if folder.exists():
-                shutil.rmtree(folder)
-            made.rename(folder)
+        with _one_at_a_time(folder):
+            if force or not is_cached():  # another process may have brought it meanwhile
+                _bring(folder, say, gguf)
     except OSError as fault:
         raise _cache_fault(folder, fault) from None
     return folder
+
+
+def _one_at_a_time(folder: Path) -> FileLock:
+    """A lock among processes that fetch into ``folder``; it lies outside, so that a failed fetch leaves nothing."""
+    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    return FileLock(Path(tempfile.gettempdir()) / f"recguide-{name}.lock")
+
+
+def _bring(folder: Path, say: Say, gguf: Path | None) -> None:
+    _need_space(folder.parent)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as scratch:
+        made = _build(Path(scratch), say, gguf)
+        if folder.exists():
+            shutil.rmtree(folder)
+        made.rename(folder)
 
 
 def _build(scratch: Path, say: Say, gguf: Path | None) -> Path:

@@ -45,6 +45,11 @@ class Model:
         return self.config.conventions.draft_shift if self.adapter is None else self.adapter.config.draft_shift
 
     @property
+    def adapt_tokens(self) -> bool:
+        """Whether the adapter serves the known tokens of branches, as published, or masks only."""
+        return self.adapter is None or self.adapter.config.adapt_tokens
+
+    @property
     def fused_adapter(self) -> FusedAdapter:
         """The adapter in the backbone's dtype; without one, plain weights and a stand-in mask embedding.
 

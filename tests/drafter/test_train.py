@@ -29,9 +29,9 @@ def trainer(folder, settings=SETTINGS, model=MODEL):
     return Trainer(model, DIALOGUES, settings, folder)
 
 
-@pytest.mark.parametrize("shift", [0, 1])
-def test_the_loss_falls_and_drafts_get_better(tmp_path, shift):
-    settings = TrainSettings(**{**vars(SETTINGS), "steps": 120, "draft_shift": shift})
+@pytest.mark.parametrize(("shift", "adapt_tokens"), [(0, True), (1, True), (1, False)])
+def test_the_loss_falls_and_drafts_get_better(tmp_path, shift, adapt_tokens):
+    settings = TrainSettings(**{**vars(SETTINGS), "steps": 120, "draft_shift": shift, "adapt_tokens": adapt_tokens})
     made, losses = trainer(tmp_path, settings), []
     before = expected_accepted(made.evaluate())
     made.run(lambda report: losses.append(report.loss))

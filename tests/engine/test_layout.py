@@ -1,5 +1,7 @@
 """Layout: what every row sees, where it stands, and that the engine's forward equals the plain model's, row by row."""
 
+import dataclasses
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,17 +34,21 @@ def segments(draw, slot):
     return Segment(slot, cached, tokens, trunk, prefill, tuple(branches))
 
 
-def expected_rows(s):
-    """(token, position, own key, keys it sees) per row, by the words of the design: trunk rows, then branch rows."""
+def expected_rows(s, adapt_tokens=True):
+    """(token, position, own key, keys it sees) per row, by the words of the design: causal rows, then draft rows."""
     trunk = [(t, s.cached + i, s.cached + i, set(range(s.cached + i + 1))) for i, t in enumerate(s.trunk)]
-    branches, key = [], s.cached + len(s.trunk)
+    branches, heads, key = [], [], s.cached + len(s.trunk)
     for b in s.branches:
         tokens = ([] if b.token is None else [b.token]) + [MASK] * b.masks
         start = s.cached + s.prefill + b.parent
         own = set(range(key, key + len(tokens)))
-        branches += [(t, start + i, key + i, set(range(start)) | own) for i, t in enumerate(tokens)]
+        rows = [(t, start + i, key + i, set(range(start)) | own) for i, t in enumerate(tokens)]
+        if b.token is not None and not adapt_tokens:
+            heads.append((b.token, start, key, {*range(start), key}))
+            rows = rows[1:]
+        branches += rows
         key += len(tokens)
-    return trunk, branches
+    return trunk, heads, branches
 
 
 def seen(layout):
@@ -64,14 +70,15 @@ def seen(layout):
     return found
 
 
-@given(segment_lists())
-@settings(max_examples=150)
-def test_every_row_stands_and_sees_as_defined(segments):
-    layout = build_layout(segments, MASK, GROUP_SIZE)
-    pairs = [expected_rows(s) for s in segments]
-    expected = [(s.slot, row) for s, (trunk, _) in zip(segments, pairs, strict=True) for row in trunk]
+@given(segment_lists(), st.booleans())
+@settings(max_examples=200)
+def test_every_row_stands_and_sees_as_defined(segments, adapt_tokens):
+    layout = build_layout(segments, MASK, GROUP_SIZE, adapt_tokens=adapt_tokens)
+    parts = [expected_rows(s, adapt_tokens) for s in segments]
+    expected = [(s.slot, row) for s, (trunk, _, _) in zip(segments, parts, strict=True) for row in trunk]
+    expected += [(s.slot, row) for s, (_, heads, _) in zip(segments, parts, strict=True) for row in heads]
     assert layout.first_draft_row == len(expected)
-    expected += [(s.slot, row) for s, (_, branches) in zip(segments, pairs, strict=True) for row in branches]
+    expected += [(s.slot, row) for s, (_, _, branches) in zip(segments, parts, strict=True) for row in branches]
     visible = seen(layout)
     assert layout.rows == len(expected) == len(visible)
     for flat, (slot, (token, position, key, sees)) in enumerate(expected):
@@ -80,10 +87,11 @@ def test_every_row_stands_and_sees_as_defined(segments):
         assert visible[flat] == (slot, sees)
 
 
-@given(segment_lists())
-@settings(max_examples=100)
-def test_logits_are_made_for_scored_trunk_rows_and_masks(segments):
-    layout = build_layout(segments, MASK, GROUP_SIZE)
+@given(segment_lists(), st.booleans())
+@settings(max_examples=150)
+def test_logits_are_made_for_scored_trunk_rows_and_masks(segments, adapt_tokens):
+    layout = build_layout(segments, MASK, GROUP_SIZE, adapt_tokens=adapt_tokens)
+    assert layout.all_rows_scored == (layout.logit_rows.tolist() == list(range(layout.rows)))
     assert layout.mask_rows.tolist() == (layout.tokens == MASK).nonzero()[:, 0].tolist()
     used = [
         i
@@ -119,7 +127,8 @@ def prefilled(model, texts, slots):
 
 
 def forward(model, cache, segments):
-    layout = build_layout(segments, model.config.mask_id, model.config.num_heads // model.config.num_kv_heads)
+    group_size = model.config.num_heads // model.config.num_kv_heads
+    layout = build_layout(segments, model.config.mask_id, group_size, adapt_tokens=model.adapt_tokens)
     hidden = model.backbone.forward(
         layout.tokens,
         layout.positions,
@@ -134,14 +143,22 @@ def forward(model, cache, segments):
 WEIGHTS = small_weights(SMALL, 3)
 MODEL = small_model(weights=WEIGHTS, rank=0)
 MODEL.adapter = random_adapter(MODEL, size=0.3)
+MASKS_ONLY = small_model(weights=WEIGHTS, rank=0)
+MASKS_ONLY.adapter = random_adapter(MASKS_ONLY, size=0.3)
+MASKS_ONLY.adapter.config = dataclasses.replace(MASKS_ONLY.adapter.config, adapt_tokens=False)
 
 
 def assert_equals_plain_model(segments, texts):
-    cache = prefilled(MODEL, texts, [s.slot for s in segments])
-    layout, logits = forward(MODEL, cache, segments)
+    for model in (MODEL, MASKS_ONLY):
+        assert_equals(model, segments, texts)
+
+
+def assert_equals(model, segments, texts):
+    cache = prefilled(model, texts, [s.slot for s in segments])
+    layout, logits = forward(model, cache, segments)
     for i, (segment, text) in enumerate(zip(segments, texts, strict=True)):
-        rows, branches = rows_of(text, segment)
-        plain = plain_logits(WEIGHTS, SMALL, MODEL.adapter, rows)
+        rows, branches = rows_of(text, segment, model.adapt_tokens)
+        plain = plain_logits(WEIGHTS, SMALL, model.adapter, rows)
         trunk = plain[len(text) : len(text) + len(segment.trunk)][len(segment.trunk) - segment.scored :]
         torch.testing.assert_close(logits[layout.trunk_logits[i]].double(), trunk, atol=1e-4, rtol=0)
         for part, branch, numbers in zip(layout.branch_logits[i], segment.branches, branches, strict=True):

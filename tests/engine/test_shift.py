@@ -22,14 +22,18 @@ from tests.helpers import (
 )
 
 MODEL = small_model(shift=1)
+MASKS_ONLY = small_model(rank=0)
+MASKS_ONLY.adapter = random_adapter(MASKS_ONLY, shift=1, adapt_tokens=False)
+MASKS_ONLY.adapter.mask_embedding[0] = 1.0
 PLAIN = small_model(rank=0)
 JOBS = mixed_jobs(12)
 EXPECTED = [make_engine(PLAIN).generate([prompt], params)[0] for prompt, params in JOBS]
 
 
+@pytest.mark.parametrize("model", [MODEL, MASKS_ONLY], ids=["blocks", "masks only"])
 @pytest.mark.parametrize("spec", POLICY_SPECS)
-def test_every_policy_writes_the_text_of_ar(spec):
-    engine = make_engine(MODEL, spec)
+def test_every_policy_writes_the_text_of_ar(spec, model):
+    engine = make_engine(model, spec)
     requests = engine.generate([p for p, _ in JOBS], [q for _, q in JOBS])
     assert [r.output for r in requests] == [r.output for r in EXPECTED]
     assert [r.finish_reason for r in requests] == [r.finish_reason for r in EXPECTED]
@@ -38,8 +42,9 @@ def test_every_policy_writes_the_text_of_ar(spec):
     assert_clean(engine)
 
 
-def test_policies_in_turn_while_running():
-    engine = make_engine(MODEL, "ar", concurrency=5)
+@pytest.mark.parametrize("model", [MODEL, MASKS_ONLY], ids=["blocks", "masks only"])
+def test_policies_in_turn_while_running(model):
+    engine = make_engine(model, "ar", concurrency=5)
     requests = [engine.submit(*job) for job in JOBS]
     for i in range(400):
         engine.set_policy(POLICY_SPECS[(7 * i) % len(POLICY_SPECS)])
@@ -58,6 +63,15 @@ def test_without_an_adapters_change_the_seeds_row_drafts_what_ar_writes(sampler)
     if "repetition_penalty" not in SAMPLERS[sampler]:  # drafts do not see each other's tokens for it
         assert set(request.accepted_history) == {(1, 1)}
         assert request.stats.tokens_per_forward == 1.0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_where_known_tokens_take_the_plain_weights_the_first_draft_is_the_verifiers_own_token(temperature):
+    """Whatever the adapter does to the masks."""
+    request = run(MASKS_ONLY, "linear:5", [1, 2, 3], max_new_tokens=60, temperature=temperature)
+    assert request.output == run(PLAIN, "ar", [1, 2, 3], max_new_tokens=60, temperature=temperature).output
+    assert all(accepted >= 1 for _, accepted in request.accepted_history)
+    assert len({accepted for _, accepted in request.accepted_history}) > 1
 
 
 def planned(spec, draft=None):
@@ -105,5 +119,8 @@ def test_an_open_branch_is_usable_whatever_the_verifier_emits():
 def test_the_convention_is_stored_with_the_adapter(tmp_path):
     MODEL.adapter.save(tmp_path, {})
     loaded = load_adapter(tmp_path, SMALL, MODEL.fingerprint)
-    assert loaded.config.draft_shift == 1
+    assert (loaded.config.draft_shift, loaded.config.adapt_tokens) == (1, True)
+    MASKS_ONLY.adapter.save(tmp_path, {})
+    assert load_adapter(tmp_path, SMALL, MASKS_ONLY.fingerprint).config == MASKS_ONLY.adapter.config
     assert (MODEL.draft_shift, PLAIN.draft_shift) == (1, 0)
+    assert (MODEL.adapt_tokens, MASKS_ONLY.adapt_tokens, PLAIN.adapt_tokens) == (True, False, True)
