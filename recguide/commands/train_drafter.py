@@ -33,10 +33,10 @@ def train_drafter(
         float, typer.Option(help="Share of the loss that follows the verifier's probabilities.")
     ] = DEFAULTS.soft,
     draft_shift: Annotated[
-        int, typer.Option(help="0: masks predict their own position; 1: rows predict the one behind them.")
+        int, typer.Option(help="1: rows predict the position behind them; 0: their own, as Nemotron's do.")
     ] = DEFAULTS.draft_shift,
     adapt_tokens: Annotated[
-        bool, typer.Option(help="Serve known tokens of a block too; off (needs --draft-shift 1): masks only.")
+        bool, typer.Option(help="Serve the known token of a block too, as Nemotron's adapter does.")
     ] = DEFAULTS.adapt_tokens,
     start_from: Annotated[Path | None, typer.Option(help="An adapter folder to start from, of the same rank.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of initial factors and data order.")] = DEFAULTS.seed,

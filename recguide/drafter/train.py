@@ -40,7 +40,8 @@ class TrainSettings:
     """``rows`` are draft rows a step over ``sequences`` dialogues. ``soft`` is the share of the loss that follows the
     verifier's probabilities (its ``top`` best tokens), the rest follows the token that was written. Drafts behind the
     first wrong one of their block would never be used: they weigh ``beyond``, the others 1. ``draft_shift`` 0: masks
-    predict their own position; 1: every row of a block predicts the position behind it."""
+    predict their own position; 1: every row of a block predicts the position behind it. ``adapt_tokens``: the adapter
+    serves the known token of a block too (the published convention, with shift 0)."""
 
     steps: int = 3000
     rows: int = 256
@@ -52,8 +53,8 @@ class TrainSettings:
     top: int = 24
     beyond: float = 0.15
     seed: int = 0
-    draft_shift: int = 0
-    adapt_tokens: bool = True
+    draft_shift: int = 1
+    adapt_tokens: bool = False
 
     def __post_init__(self) -> None:
         if not (self.adapt_tokens or self.draft_shift):
