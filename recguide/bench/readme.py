@@ -50,7 +50,10 @@ def versus_table(result: dict) -> str:
     for row in result["versus"]:
         cells = [str(row["concurrency"]), f"{row[OTHER]:.0f}"]
         for policy in policies:
-            entry = row["policies"][policy]
+            entry = row["policies"].get(policy)
+            if entry is None:  # the run was stopped before its turn
+                cells.append("-")
+                continue
             text = f"{entry['aggregate_tok_s']:.0f} ({entry['ratio']:.2f}x)"
             cells.append(f"**{text}**" if policy == row["best"] and entry["ratio"] > 1 else text)
         rows.append(cells)

@@ -9,13 +9,13 @@ from rich.text import Text
 
 
 def bench_table(summary: Sequence[dict], caption: str = "") -> Table:
-    """Rows as ``summarise`` makes them; the best aggregate of each concurrency stands in bold."""
+    """Rows as ``summarise`` makes them, 80 columns wide; the best aggregate of each concurrency C stands in bold."""
     table = Table(caption=Text(caption), caption_justify="left")
-    table.add_column("concurrency", justify="right")
-    table.add_column("policy")
-    headings = ("aggregate\ntokens/s", "x ar", "per request\ntokens/s", "tokens per\nforward", "rows per\ntoken")
-    for heading in (*headings, "acceptance\nlength"):
-        table.add_column(heading, justify="right")
+    table.add_column("C", justify="right", no_wrap=True)
+    table.add_column("policy", no_wrap=True)
+    headings = ("all,\ntokens/s", "x ar", "each,\ntokens/s", "tokens /\nforward", "rows /\ntoken", "accepted\nlength")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
     best = {c: max(r["aggregate_tok_s"] for r in summary if r["concurrency"] == c) for c in _levels(summary)}
     for level in _levels(summary):
         for row in (r for r in summary if r["concurrency"] == level):

@@ -45,6 +45,14 @@ def test_the_best_of_each_concurrency_is_bold():
     assert not any("10.0" in line or "40.0" in line for line in bold)
 
 
+def test_the_table_fits_into_80_columns_uncut():
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(bench_table([row(32, "quadratic:4", 1234.567, per_request_tok_s=123.45, rows_per_token=12.3)]))
+    shown = console.export_text()
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
 def test_the_caption_is_below():
     shown = lines([row(1, "ar", 1.0)], "measured somewhere")
     assert shown[-1].strip() == "measured somewhere"
