@@ -10,7 +10,9 @@ from recguide.errors import RecGuideError
 from recguide.models.adapter import load_adapter
 from tests.helpers import agreeing_model, make_engine, run, small_model
 
-SETTINGS = TrainSettings(steps=12, rows=96, sequences=4, rank=4, warmup=3, top=8, learning_rate=5e-3)
+SETTINGS = TrainSettings(
+    steps=12, rows=96, sequences=4, rank=4, warmup=3, top=8, learning_rate=5e-3, draft_shift=0, adapt_tokens=True
+)
 
 
 def own_dialogues(model, count=10, length=40, temperature=0.0):
