@@ -1,6 +1,7 @@
 """Nemotron-Labs-Diffusion as published: the engine against the plain reference, on tiny checkpoints in that layout."""
 
 import json
+from collections import Counter
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from recguide.engine.sampling import SamplingParams
 from recguide.errors import RecGuideError
 from recguide.models.config import Conventions, from_hf
 from recguide.models.loader import BUNDLED_ADAPTER, load_model
+from recguide.trace.reader import read_trace
+from recguide.trace.recorder import Recorder
 from tests.helpers import assert_clean, make_engine
 from tests.model_folder import save_tokenizer
 from tests.nld_reference import (
@@ -569,3 +572,46 @@ def test_t21_an_end_in_one_request_leaves_the_drafting_of_the_others_alone(model
     assert [r.output for r in requests] == [r.output for r in alone]
     assert [r.accepted_history for r in requests] == [r.accepted_history for r in alone]
     assert not any(100 in r.output for r in requests)
+
+
+def test_t15_a_new_request_starts_afresh_and_a_block_of_one_is_ar(models):
+    engine = make_engine(models[False], "window:2:32", max_concurrency=1)
+    first, second = engine.generate([PROMPTS[3], PROMPTS[3]], params(eos_ids=()))
+    assert first.accepted_history == second.accepted_history
+    assert first.accepted_history[0][0] == 1  # the smallest block drafts one token
+    alone = run(models[True], "linear:1", PROMPTS[3], eos_ids=())
+    assert (alone.stats.num_draft_tokens, alone.stats.forwards) == (0, TOKENS)
+
+
+@pytest.mark.parametrize("policy", ["linear:8", "window:2:16", "overlap:8:0.5"])
+def test_t15_crossing_a_concurrency_again_and_again_changes_no_block(models, policy):
+    calm = make_engine(models[True], policy).generate(PROMPTS, params())
+    engine = make_engine(models[True], policy, max_concurrency=6)
+    requests = [engine.submit(prompt, params()) for prompt in PROMPTS]
+    step = 0
+    while not engine.idle:
+        engine.set_concurrency(1 if step % 2 else 6)
+        engine.step()
+        step += 1
+    assert [r.output for r in requests] == [r.output for r in calm]
+    assert [r.accepted_history for r in requests] == [r.accepted_history for r in calm]
+
+
+def test_t16_what_was_trimmed_or_not_reached_is_no_failure(models, tmp_path):
+    """Drafts cut at random: acceptance of reached positions alone, which is what the statistics count."""
+    engine = make_engine(models[True], "explore")
+    with Recorder(engine, tmp_path / "run"):
+        requests = engine.generate(PROMPTS * 4, [params(seed=i, eos_ids=()) for i in range(4 * len(PROMPTS))])
+    positions = read_trace(tmp_path / "run").tables["draft_positions"].to_pylist()
+    unseen = [p for p in positions if not p["reached"]]
+    assert any(not p["verified"] for p in unseen)
+    assert all(not p["accepted"] and p["correct"] is None for p in unseen)
+    seen = Counter(p["position"] for p in positions if p["reached"])
+    kept = Counter(p["position"] for p in positions if p["reached"] and p["accepted"])
+    reached, accepted = Counter(), Counter()
+    for request in requests:
+        reached.update({j + 1: n for j, n in request.stats.reached.items()})
+        accepted.update({j + 1: n for j, n in request.stats.kept_at.items() if n})
+    cut = sum(r.stats.cut_tokens for r in requests)  # the end of a text hides a few comparisons from the statistics
+    assert sum((seen - reached).values()) + sum((kept - accepted).values()) <= 2 * cut
+    assert not (reached - seen) and not (accepted - kept)
