@@ -136,4 +136,7 @@ def _start_answer(engine: Engine, user: Request, settings: DialogueSettings, cho
     params = SamplingParams(
         max_new_tokens=settings.answer_tokens, temperature=temperature, seed=chooser.randrange(2**31)
     )
-    return engine.submit([{"role": "user", "content": text}], params)
+    prompt = tokenizer.chat([{"role": "user", "content": text}])
+    if len(prompt) + settings.answer_tokens > engine.max_context:
+        return None  # text that the tokenizer writes longer than the model did
+    return engine.submit(prompt, params)

@@ -41,6 +41,16 @@ def test_a_tiny_checkpoint_is_written_checked_and_run(cli, tmp_path):
     assert "(linear:32)" in cli(*words).err  # the published block is the default
 
 
+def test_a_drafter_is_trained_on_the_published_layout(cli, tiny, tmp_path):
+    words = ("--model", tiny, "--dtype", "float32")
+    sizes = ("--dialogues", 10, "--steps", 2, "--rank", 2, "--rows", 32)
+    assert cli("train-drafter", tmp_path / "run", *words, *sizes).status == 0
+    generate = ("generate", "Hello", *words, "--max-new-tokens", 12)
+    own = cli(*generate, "--adapter", tmp_path / "run" / "adapter", "--policy", "linear:4")
+    assert own.status == 0
+    assert own.out == cli(*generate, "--policy", "ar").out
+
+
 def test_the_same_seed_gives_the_same_checkpoint_and_another_gives_another(tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         make_tiny("nld", tmp_path / name, seed)
