@@ -70,8 +70,7 @@ class Ours:
     def _run(self, tokens: list[list[int]], cached: int) -> Tensor:
         model = self._model
         segments = [Segment(s, cached, tuple(t), len(t)) for s, t in zip(self._slots, tokens, strict=True)]
-        group_size = model.config.num_heads // model.config.num_kv_heads
-        layout = build_layout(segments, model.config.mask_id, group_size).to(model.backbone.device)
+        layout = build_layout(segments, model.config.mask_id, model.config.group_size).to(model.backbone.device)
         attend = StepAttention(self._cache, layout, model.config)
         return model.backbone.logits(model.backbone.forward(layout.tokens, layout.positions, attend))
 
@@ -160,7 +159,7 @@ class ForwardBench:
             "model": {
                 "name": model.name,
                 "fingerprint": model.fingerprint,
-                "dtype": str(model.backbone.dtype).removeprefix("torch."),
+                "dtype": model.dtype_name,
             },
             "settings": {"context": self.context, "repeats": self.repeats},
             "cases": [self._row(case) for case in CASES if self.theirs[case]],

@@ -119,7 +119,7 @@ class Bench:
             "model": {
                 "name": model.name,
                 "fingerprint": model.fingerprint,
-                "dtype": str(model.backbone.dtype).removeprefix("torch."),
+                "dtype": model.dtype_name,
                 "adapter": model.adapter_path and adapter_sha256(model.adapter_path)[:16],
                 "fallbacks": model.fallbacks,
             },

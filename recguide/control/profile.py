@@ -23,8 +23,7 @@ GREEDY = SamplingParams(seed=0)
 
 
 def identity_of(model: Model) -> Identity:
-    dtype = str(model.backbone.dtype).removeprefix("torch.")
-    return Identity(model=model.fingerprint, dtype=dtype, profile=profile_fingerprint())
+    return Identity(model=model.fingerprint, dtype=model.dtype_name, profile=profile_fingerprint())
 
 
 class DryStep:
@@ -44,7 +43,7 @@ class DryStep:
         """Milliseconds from the plan to the drawn tokens."""
         model, started = self._model, time.perf_counter()
         config, backbone = model.config, model.backbone
-        layout = build_layout(self._segments, config.mask_id, config.num_heads // config.num_kv_heads)
+        layout = build_layout(self._segments, config.mask_id, config.group_size)
         layout = layout.to(backbone.device)
         hidden = backbone.forward(
             layout.tokens,

@@ -314,7 +314,7 @@ class CleanText:
     @torch.no_grad()
     def __init__(self, model: Model, dialogue: Dialogue, top: int):
         config, backbone = model.config, model.backbone
-        self._scale, self._group_size = config.head_dim**-0.5, config.num_heads // config.num_kv_heads
+        self._scale, self._group_size = config.head_dim**-0.5, config.group_size
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.tokens = torch.tensor(dialogue.prompt + dialogue.answer, device=backbone.device)

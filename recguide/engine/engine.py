@@ -73,7 +73,6 @@ class Engine:
         self._cache = KVCache(
             model.config, max_concurrency, max_context, prefill_chunk + 64, backbone.dtype, backbone.device
         )
-        self._group_size = model.config.num_heads // model.config.num_kv_heads
         self._ids = itertools.count()
         self._lock = threading.RLock()
         self._commands: deque[Callable[[], None]] = deque()
@@ -282,7 +281,7 @@ class Engine:
         for item in work:
             self._cache.wrote(item.segment.slot, item.segment.rows)
         model, segments = self.model, [item.segment for item in work]
-        layout = build_layout(segments, model.config.mask_id, self._group_size, adapt_tokens=model.adapt_tokens)
+        layout = build_layout(segments, model.config.mask_id, model.config.group_size, adapt_tokens=model.adapt_tokens)
         return layout.to(self.model.backbone.device)
 
     def _forward(self, layout: Layout) -> Tensor:

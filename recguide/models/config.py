@@ -104,6 +104,11 @@ class ModelConfig:
         return self.mask_id >= self.vocab_size
 
     @property
+    def group_size(self) -> int:
+        """Query heads that share a K/V head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V of one token at two bytes an element."""
         return 4 * self.num_layers * self.num_kv_heads * self.head_dim

@@ -40,6 +40,11 @@ class Model:
     _fused: tuple[DraftAdapter | None, FusedAdapter] | None = field(default=None, repr=False)
 
     @property
+    def dtype_name(self) -> str:
+        """``bfloat16`` and the like, as results and logs name it."""
+        return str(self.backbone.dtype).removeprefix("torch.")
+
+    @property
     def draft_shift(self) -> int:
         """The convention of its drafts: the adapter's, or that of the model's own configuration without one."""
         return self.config.conventions.draft_shift if self.adapter is None else self.adapter.config.draft_shift

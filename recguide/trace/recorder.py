@@ -126,7 +126,7 @@ def manifest(engine: Engine, **about: Any) -> dict[str, Any]:
     return {
         "model": model.name,
         "model_fingerprint": model.fingerprint,
-        "dtype": str(model.backbone.dtype).removeprefix("torch."),
+        "dtype": model.dtype_name,
         "adapter": None if model.adapter is None else str(model.adapter_path),
         "draft_shift": model.draft_shift,
         "policy": engine.policy.spec,
