@@ -67,14 +67,14 @@ def train_drafter(
     path = out / "dialogues.jsonl"
     check_writable(path)
     console = Console()
-    _dialogues(load_model(model, dtype=dtype, device=device, adapter=None), path, dialogues, console)
+    _dialogues(load_model(model, dtype=dtype, device=device, adapter=None), path, dialogues, seed, console)
     trainable = load_model(model, dtype=dtype, device=device, adapter=None, pack=False)
     trainer = Trainer(trainable, read_dialogues(path), settings, out, start_from)
     _train(trainer, minutes, eval_every, console)
     say(console, "adapter", str(out / "adapter"), "green")
 
 
-def _dialogues(model: Model, path: Path, count: int, console: Console) -> None:
+def _dialogues(model: Model, path: Path, count: int, seed: int, console: Console) -> None:
     have = len(read_dialogues(path))
     if have >= count:
         return
@@ -84,7 +84,7 @@ def _dialogues(model: Model, path: Path, count: int, console: Console) -> None:
         def on_dialogue(done: int, tokens: int) -> None:
             progress.update(task, completed=done, description=f"dialogues, {tokens} answer tokens")
 
-        write_dialogues(model, path, count, DialogueSettings(), on_dialogue)
+        write_dialogues(model, path, count, DialogueSettings(seed=seed), on_dialogue)
 
 
 def _train(trainer: Trainer, minutes: float, eval_every: int, console: Console) -> None:

@@ -25,12 +25,14 @@ SAMPLED_SHARE = 0.15
 
 @dataclass(frozen=True, kw_only=True)
 class DialogueSettings:
-    """Sizes in tokens. ``long_user_tokens`` is for categories whose user turn carries a passage."""
+    """Sizes in tokens. ``long_user_tokens`` is for categories whose user turn carries a passage. Runs of another ``seed``
+    write other dialogues."""
 
     user_tokens: int = 60
     long_user_tokens: int = 220
     answer_tokens: int = 160
     concurrency: int = 32
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def _make(model: Model, settings: DialogueSettings, first: int) -> Iterator[Dial
     engine = Engine(
         model, "ar", max_concurrency=settings.concurrency, max_context=min(1024, model.config.max_positions)
     )
-    chooser = random.Random(first)
+    chooser = random.Random(f"{settings.seed}/{first}")
     choices, categories, users = openers(), {}, set()
     while True:
         while len(engine.waiting) + len(engine.running) < settings.concurrency:

@@ -17,6 +17,7 @@ from recguide.models.adapter import DraftAdapter, FusedAdapter, load_adapter
 from recguide.models.backbone import Backbone
 from recguide.models.checkpoint import Weights, fingerprint_folder, fingerprint_tensors, read_json, weight_bytes
 from recguide.models.config import ModelConfig, from_hf
+from recguide.models.memory import keep_freed_memory
 from recguide.models.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
 
 BUNDLED_ADAPTER = "linear_spec_lora"
@@ -99,6 +100,8 @@ def load_model(
     """
     where = _device(device) if device else default_device()
     kind = _dtype(dtype) if dtype else default_dtype(where)
+    if where.type == "cpu":
+        keep_freed_memory()
     folder = find_folder(name)
     config = _read_config(folder)
     weights = Weights(folder, config, kind, where)
