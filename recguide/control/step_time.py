@@ -32,8 +32,9 @@ class RowCost:
 
 def step_time_of(model: Model) -> tuple[StepTime, str | None]:
     """The cached table of this model and device; else the plain line, and why in words."""
+    identity = identity_of(model)
     try:
-        return load_cost_table(identity_of(model).path, identity_of(model)), None
+        return load_cost_table(identity.path, identity), None
     except RecGuideError as fault:
-        line = RowCost()
-        return line, f"steps are taken to cost {line.floor_ms:g} ms and {line.row_ms:g} ms a row: {fault}"
+        line, why = RowCost(), str(fault).removeprefix(f"{identity.path}: ")
+        return line, f"steps are taken to cost {line.floor_ms:g} ms and {line.row_ms:g} ms a row ({why})"

@@ -65,7 +65,7 @@ class Engine:
             raise RecGuideError(f"max_context is {max_context}; allowed: 2..{model.config.max_positions} (the model's)")
         self.model, self.max_context, self.prefill_chunk = model, max_context, prefill_chunk
         self.max_concurrency = max_concurrency
-        self.set_policy(policy)
+        self._policy = self._attached(policy)
         self._concurrency = self._check_concurrency(max_concurrency if concurrency is None else concurrency)
         backbone = model.backbone
         self._adapter = model.fused_adapter
@@ -92,9 +92,12 @@ class Engine:
 
     def set_policy(self, policy: str | Policy) -> None:
         """Plan with another policy from the next step on. Running requests keep their drafts and their text."""
+        self._policy = self._attached(policy)
+
+    def _attached(self, policy: str | Policy) -> Policy:
         parsed = parse_policy(policy)
         parsed.attach(self.model)
-        self._policy = parsed
+        return parsed
 
     @property
     def concurrency(self) -> int:

@@ -40,8 +40,8 @@ class EmaTiers(Policy):
 
     def _moved(self, tier: int, average: float) -> int:
         """At most one tier up or down. A tier of block b drafts b - 1 tokens: it is too small from b - 1.5 on."""
-        if tier + 1 < len(self.blocks) and average >= self.blocks[tier] - 1.5:
+        if tier + 1 < len(self.blocks) and average > self.blocks[tier] - 1.5:
             return tier + 1
-        if tier and average < self.blocks[tier - 1] - 1.5 - self.gap:
+        if tier and average <= self.blocks[tier - 1] - 1.5 - self.gap:
             return tier - 1
         return tier

@@ -29,7 +29,7 @@ from recguide.policies.values import WEIGHT, ValueTable
 BLOCKS = BlocksKnob(
     name="blocks", default=(1, 2, 4, 8), low=1, high=64, unit="tokens", help="blocks to choose from, seed included"
 )
-ENTROPY_EDGES = (0.5, 1.0, 1.5, 2.0)  # nats, between the buckets of s
+ENTROPY_EDGES = (0.5, 1.0, 2.0, 3.0)  # nats, between the buckets of s
 CONTEXT_STEP = 64  # tokens; times are looked up once for contexts this close
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-PRIOR = 0.7  # chance that a reached draft token is accepted, before anything was seen
+PRIOR = 0.6  # chance that a reached draft token is accepted, before anything was seen
 WEIGHT = 8.0  # rounds by which a cell, and all cells together, lean on what they start from
 
 
