@@ -2,18 +2,19 @@
 
 A request's state is s, minus the mean verifier entropy of its last two rounds, and z, the size of its last block and
 whether all of it was accepted. It takes the block with the largest V_B(s, z) - rho_C T_C(B): V the tokens a round is
-expected to commit, T the time of a round of C requests, rho_C the tokens a millisecond of one request earns at C. As
-published the price rho_C is not per request: here it is that of the best single block for the average request.
+expected to commit, T the time of a round of C requests, rho_C the tokens a millisecond earns one request at C. The
+price is one for all requests: what the best single block earns for the average of them.
 
-Against the publication: V is learned from the engine's own rounds, starting from a constant (``values``; assign a table
-to start from another); drafts ride behind an autoregressive row, as in ``ar-row``, so a round is an AR token, then the
-verification; block 1, plain AR, may be in the set (``8/16/32`` is the published one); nothing is grouped by
-block, because rows are not padded.
+Against the publication: V is learned from the engine's own rounds, starting from a constant (assign ``values`` to start
+from another table; nothing here explores). Drafts ride behind an autoregressive row, as in ``ar-row``, so a round is an
+AR token and then the verification. Block 1, plain AR, may be in the set (the published one is ``8/16/32``). Requests
+are not grouped by block, because rows are not padded.
 """
 
 from __future__ import annotations
 
 import bisect
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -67,7 +68,7 @@ class PaperAdaptive(Policy):
         drafting = [request for request in requests if not request.draft]
         states = {request.id: self._learn(request) for request in drafting}
         times = self._round_times(requests) if drafting else []
-        price = max(map(_rate, self._values(None), times), default=0.0)
+        price = max(map(operator.truediv, self._values(None), times), default=0.0)
         return [draft_or_verify(r, 1 if r.draft else self._best(states[r.id], times, price)) for r in requests]
 
     def _best(self, state: tuple[int, int, bool] | None, times: Sequence[float], price: float) -> int:
@@ -128,7 +129,3 @@ class PaperAdaptive(Policy):
         drafted, accepted = history[-1]
         block = max((b for b in self.blocks if b <= drafted + 1), default=self.blocks[0])
         return bisect.bisect(ENTROPY_EDGES, fmean(entropies)), block, accepted == drafted
-
-
-def _rate(value: float, time: float) -> float:
-    return value / time
