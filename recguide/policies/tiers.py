@@ -3,7 +3,8 @@
 
 Drafts ride behind an autoregressive row (as in ``ar-row``), so that the policy differs from the static ones in its
 choice of block alone, and a draft forward commits a token too. The load is the number of requests planned together; a
-draft that is at hand is verified whole, whatever the load has become.
+draft that is at hand is verified whole, whatever the load has become. As in those engines there is no hysteresis: the
+block follows the load, which does not depend on it.
 """
 
 from __future__ import annotations

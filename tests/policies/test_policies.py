@@ -9,7 +9,9 @@ from recguide.engine.request import Draft, Request
 from recguide.engine.sampling import SamplingParams
 from recguide.errors import RecGuideError
 from recguide.policies import POLICIES, parse_policy
+from recguide.policies.ema_tiers import EmaTiers
 from recguide.policies.linear import Linear
+from recguide.policies.tiers import Tiers
 
 
 def request(draft=None, history=()):
@@ -63,6 +65,19 @@ def test_the_text_form_reads_back(name):
 def test_the_text_form_keeps_every_digit(delta):
     policy = parse_policy(f"overlap:8:{delta!r}")
     assert parse_policy(policy.spec).delta == policy.delta == delta
+
+
+blocks_sets = st.sets(st.integers(2, 64), min_size=1, max_size=6).map(lambda found: tuple(sorted(found)))
+
+
+@given(blocks_sets, st.lists(st.integers(1, 64), min_size=6, max_size=6))
+def test_lists_read_back_from_text_and_from_values(limits, sizes):
+    schedule = tuple(zip((*limits, None), sizes, strict=False))
+    schedule = (*schedule[:-1], (None, schedule[-1][1]))
+    for policy in (Tiers(schedule=schedule), Tiers(schedule=list(map(list, schedule)))):
+        assert parse_policy(policy.spec).schedule == policy.schedule == schedule
+    made = EmaTiers(blocks=list(limits))
+    assert parse_policy(made.spec).blocks == made.blocks == limits
 
 
 FAULTS = {
