@@ -6,17 +6,32 @@ from recguide.errors import RecGuideError
 from recguide.policies.ar import Autoregressive
 from recguide.policies.ar_row import ArRow
 from recguide.policies.base import Knob, Policy
+from recguide.policies.budget import Budget
+from recguide.policies.ema_tiers import EmaTiers
 from recguide.policies.explore import Explore
 from recguide.policies.linear import Linear
 from recguide.policies.overlap import Overlap
+from recguide.policies.paper_adaptive import PaperAdaptive
 from recguide.policies.quadratic import Quadratic
+from recguide.policies.tiers import Tiers
 from recguide.policies.window import Window
 
 __all__ = ["POLICIES", "Knob", "Policy", "parse_policy"]
 
-POLICIES: dict[str, type[Policy]] = {
-    p.name: p for p in (Autoregressive, Linear, ArRow, Window, Quadratic, Overlap, Explore)
-}
+FAMILIES = (
+    Autoregressive,
+    Linear,
+    ArRow,
+    Window,
+    Quadratic,
+    Overlap,
+    PaperAdaptive,
+    EmaTiers,
+    Budget,
+    Tiers,
+    Explore,
+)
+POLICIES: dict[str, type[Policy]] = {family.name: family for family in FAMILIES}
 
 
 def parse_policy(spec: str | Policy) -> Policy:
