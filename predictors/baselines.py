@@ -6,11 +6,11 @@ The paper's table (PAPER, 'Higher load') sees the state before a draft is made; 
 from __future__ import annotations
 
 import numpy as np
+from recguide.predictors.models import FOLDS, Rows
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold
 
 from recguide.control.features import HISTORY, MISMATCH
-from recguide.predictors.models import FOLDS, Rows
 
 COLUMN = {feature.name: place for place, feature in enumerate(MISMATCH)}
 EDGES = 4  # quantile cells of a table

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from recguide.predictors.models import CalibratedChoice
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.pipeline import Pipeline
 
 from recguide.control.scoring import Logistic, Scorer, Trees
-from recguide.predictors.models import CalibratedChoice
 
 
 def to_scorer(fitted: CalibratedChoice) -> Scorer:

@@ -8,22 +8,22 @@ is of requests that the model did not see.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import sklearn
-
-from recguide.control.controller import Controller, load_controller
-from recguide.control.features import KINDS, MISMATCH, UTILITY
-from recguide.control.planner import Samples
-from recguide.errors import RecGuideError
 from recguide.predictors import baselines, metrics
 from recguide.predictors.dataset import Dataset, read_dataset
 from recguide.predictors.export import to_scorer
 from recguide.predictors.models import CalibratedChoice, Rows
 from recguide.predictors.report import Report
+
+from recguide.control.controller import COLUMNS, Controller, load_controller
+from recguide.control.features import KINDS, MISMATCH, block_features
+from recguide.control.planner import Samples
+from recguide.errors import RecGuideError
 from recguide.provenance import check_writable, provenance
 from recguide.trace.reader import read_traces
 
@@ -32,6 +32,8 @@ SAMPLES = 128
 BUCKETS = 3
 GOLDEN = 64
 LEAST_REJECTED = 40
+
+KNOWN, OPEN = (0, 1), (2, 3)  # places in KINDS: behind a known token, behind none
 
 OnProgress = Callable[[str, float], None]
 
@@ -70,14 +72,14 @@ def train_controller(
     on_progress("reading logs", 0.0)
     data = read_dataset(folders)
     on_progress("mismatch model", 0.1)
-    mismatch = _fit(data.draft_rows(), data.accepted, data.reached, data, settings, MISMATCH)
+    fitted = {"mismatch": _fit(data.draft_rows(), data.accepted, data.reached, data, settings, "mismatch")}
     on_progress("utility model", 0.4)
-    utility = _fit(data.block_rows(), data.accepted, data.reached, data, settings, UTILITY)
+    fitted["utility"] = _fit(data.block_rows(), data.accepted, data.reached, data, settings, "utility")
     on_progress("second-choice model", 0.6)
-    second = _fit_second(data, settings)
+    fitted["second"] = _fit_second(data, settings)
     on_progress("baselines and report", 0.8)
-    report = _report(data, mismatch, utility, second, folders)
-    controller = _controller(data, mismatch, utility, second, _open_chance(folders, data), report)
+    report = _report(data, fitted, folders)
+    controller = _controller(data, fitted, _open_chance(folders, data), report)
     controller.save(out)
     load_controller(out)  # checks the golden rows of what was written
     on_progress("done", 1.0)
@@ -92,8 +94,8 @@ class Fitted:
     rows: Rows
 
 
-def _fit(features, outcome, chosen, data: Dataset, settings: FitSettings, columns) -> Fitted:
-    names = [column.name for column in columns]
+def _fit(features, outcome, chosen, data: Dataset, settings: FitSettings, name: str) -> Fitted:
+    names = [column.name for column in COLUMNS[name]]
     features = features.copy()
     features[..., [names.index(name) for name in settings.drop if name in names]] = 0.0
     rows = Rows.of(features, outcome, chosen, data.group)
@@ -106,7 +108,7 @@ def _fit_second(data: Dataset, settings: FitSettings) -> Fitted:
     rejected = data.reached & ~data.accepted
     if rejected.sum() < LEAST_REJECTED:
         raise RecGuideError(f"{int(rejected.sum())} rejected drafts are too few; record a longer run")
-    return _fit(data.draft_rows(), data.second_right, rejected, data, settings, MISMATCH)
+    return _fit(data.draft_rows(), data.second_right, rejected, data, settings, "second")
 
 
 def _open_chance(folders: Sequence[Path], data: Dataset) -> float:
@@ -126,19 +128,19 @@ def _open_chance(folders: Sequence[Path], data: Dataset) -> float:
     return (came_true + 1) / (tried + 2)
 
 
-def _controller(data: Dataset, mismatch: Fitted, utility: Fitted, second: Fitted, chance: float, report: Report):
-    scorers = {n: to_scorer(f.model) for n, f in (("mismatch", mismatch), ("second", second), ("utility", utility))}
-    expected = _expected(utility.model, data)
+def _controller(data: Dataset, fitted: Mapping[str, Fitted], chance: float, report: Report) -> Controller:
+    scorers = {name: to_scorer(f.model) for name, f in fitted.items()}
+    mismatch = fitted["mismatch"].model
+    expected = _expected(fitted["utility"].model, data)
     edges = np.quantile(expected, np.linspace(0, 1, BUCKETS + 1)[1:-1])
     bucket = np.digitize(expected, edges)
-    reached = data.reached[:, :PLACES].sum(0)
-    usual = data.accepted[:, :PLACES].sum(0) / np.maximum(reached, 1)
+    usual = np.array([_usual(data.take(np.isin(data.kind, kinds))) for kinds in (OPEN, KNOWN)])
     rejected = (data.reached & ~data.accepted)[:, :PLACES]
     right = (data.second_right & data.reached & ~data.accepted)[:, :PLACES]
     chance_second = (right.sum(0) + right.sum() / max(rejected.sum(), 1)) / (rejected.sum(0) + 1)
     chooser = np.random.default_rng(0)
-    opened, open_bucket = _samples(data, mismatch.model, bucket, ("open", "continuation"), chooser)
-    known, known_bucket = _samples(data, mismatch.model, bucket, ("draft", "correction"), chooser)
+    opened, open_bucket = _samples(data, mismatch, bucket, OPEN, chooser)
+    known, known_bucket = _samples(data, mismatch, bucket, KNOWN, chooser)
     about = {
         "report": report.summary(),
         "provenance": provenance(),
@@ -153,16 +155,19 @@ def _controller(data: Dataset, mismatch: Fitted, utility: Fitted, second: Fitted
         samples=Samples(opened, known, open_bucket, known_bucket, chance_second, BUCKETS),
         edges=edges,
         usual=usual,
-        golden={n: _golden(f, scorers[n], chooser) for n, f in _named(mismatch, second, utility)},
+        golden={name: _golden(f, chooser) for name, f in fitted.items()},
         about=about,
     )
 
 
-def _named(mismatch: Fitted, second: Fitted, utility: Fitted):
-    return (("mismatch", mismatch), ("second", second), ("utility", utility))
+def _usual(data: Dataset) -> np.ndarray:
+    """The share of accepted among reached drafts [PLACES], places with few of them leaning on all."""
+    reached, accepted = data.reached[:, :PLACES].sum(0), data.accepted[:, :PLACES].sum(0)
+    overall = (accepted.sum() + 1) / (reached.sum() + 2)
+    return (accepted + 10 * overall) / (reached + 10)
 
 
-def _golden(fitted: Fitted, scorer, chooser: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _golden(fitted: Fitted, chooser: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Rows and what scikit-learn itself says of them."""
     rows = fitted.rows.x[chooser.choice(len(fitted.rows.x), min(GOLDEN, len(fitted.rows.x)), replace=False)]
     rows = np.resize(rows, (max(len(rows), 32), rows.shape[1]))
@@ -172,8 +177,6 @@ def _golden(fitted: Fitted, scorer, chooser: np.random.Generator) -> tuple[np.nd
 def _expected(model: CalibratedChoice, data: Dataset) -> np.ndarray:
     """Drafts that the utility model expects to be accepted of a continuation [drafts]."""
     kind = np.full(len(data), KINDS.index("continuation"))
-    from recguide.control.features import block_features
-
     rows = block_features(PLACES, kind, data.histories)
     conditional = model.predict_proba(rows.reshape(-1, rows.shape[2]))[:, 1].reshape(len(data), PLACES)
     return np.cumprod(conditional, 1).sum(1)
@@ -184,7 +187,7 @@ def _samples(data: Dataset, model: CalibratedChoice, bucket, kinds, chooser) -> 
 
     Short drafts go on as a random longer one does from there.
     """
-    mine = np.flatnonzero(np.isin(data.kind, [KINDS.index(kind) for kind in kinds]))
+    mine = np.flatnonzero(np.isin(data.kind, kinds))
     if not len(mine):
         mine = np.arange(len(data))
     chosen = chooser.choice(mine, min(SAMPLES, len(mine)), replace=False)
@@ -201,23 +204,19 @@ def _samples(data: Dataset, model: CalibratedChoice, bucket, kinds, chooser) -> 
     return np.cumprod(conditional, 1), bucket[chosen]
 
 
-def _report(data: Dataset, mismatch: Fitted, utility: Fitted, second: Fitted, folders: Sequence[Path]) -> Report:
-    rows = mismatch.rows
+def _report(data: Dataset, fitted: Mapping[str, Fitted], folders: Sequence[Path]) -> Report:
     draft, _ = np.nonzero(data.reached)
-    mean_entropy = np.array([np.nanmean(e) if np.isfinite(e).any() else 0.0 for e in data.entropy])
-    others = baselines.left_out(rows, data.previous[draft], mean_entropy[draft])
-    conditional = np.zeros(data.reached.shape)
-    conditional[data.reached] = utility.model.left_out_
-    curves = metrics.value_curves(_filled(utility.model, data), data.reached, data.accepted)
+    entropy = np.where(np.isfinite(data.entropy), data.entropy, 0.0).sum(1) / np.maximum(data.length, 1)
     return Report.make(
-        mismatch=mismatch, utility=utility, second=second, baselines=others, curves=curves,
-        requests=len(np.unique(data.group)), drafts=len(data), folders=[str(folder) for folder in folders],
-        columns={"mismatch": [f.name for f in MISMATCH], "utility": [f.name for f in UTILITY]},
-    )  # fmt: skip
+        {name: (f.model, f.rows, [c.name for c in COLUMNS[name]]) for name, f in fitted.items()},
+        baselines.left_out(fitted["mismatch"].rows, data.previous[draft], entropy[draft]),
+        metrics.value_curves(_filled(fitted["utility"].model, data), data.reached, data.accepted),
+        {"requests": len(np.unique(data.group)), "drafts": len(data), "folders": [str(folder) for folder in folders]},
+    )
 
 
 def _filled(model: CalibratedChoice, data: Dataset) -> np.ndarray:
-    """P(accepted | reached) [drafts, K] of every place, reached or not; reached ones from models that did not see them."""
+    """P(accepted | reached) [drafts, K] of every place; reached ones from models that did not see them."""
     rows = data.block_rows()
     out = model.predict_proba(rows.reshape(-1, rows.shape[2]))[:, 1].reshape(data.reached.shape)
     out[data.reached] = model.left_out_

@@ -34,7 +34,9 @@ def scores(predicted: np.ndarray, outcome: np.ndarray) -> dict[str, Any]:
         "share": float(np.mean(outcome)),
         "auc": float(roc_auc_score(outcome, predicted)) if both else None,
         "log_loss": float(log_loss(outcome, safe, labels=[False, True])),
-        "brier": float(brier_score_loss(outcome, safe, pos_label=True)) if both else float(np.mean((safe - outcome) ** 2)),
+        "brier": float(brier_score_loss(outcome, safe, pos_label=True))
+        if both
+        else float(np.mean((safe - outcome) ** 2)),
         "ece": calibration_error(predicted, outcome),
     }
 

@@ -1,4 +1,4 @@
-"""Candidates for every prediction, chosen by cross-validation over requests, and calibrated on what was left out.
+"""Candidates for every prediction, chosen by cross-validation over requests and calibrated on what was left out.
 
 Logistic regression and histogram gradient boosting are compared by log loss; the simpler one is kept unless the other is
 better by more than a standard error over the folds. Rows of one request never stand on both sides of a split.
@@ -41,7 +41,7 @@ class CalibratedChoice(ClassifierMixin, BaseEstimator):
     """Fits the better of ``candidates`` and calibrates it.
 
     Learned: ``name_`` and ``estimator_`` of the chosen candidate, ``knots_`` [2, n] of its calibration,
-    ``losses_`` (mean log loss by candidate), ``left_out_`` (calibrated predictions [rows] of folds that did not see them).
+    ``losses_`` (mean log loss by candidate), ``left_out_`` (calibrated predictions [rows] by folds without them).
     """
 
     def __init__(self, seed: int = 0, only: str | None = None, calibrate: bool = True):

@@ -1,7 +1,7 @@
 """The controller file: the learned models, drafts to price plans by, and everything needed to refuse the wrong one.
 
-One safetensors file, no pickle. Its metadata is JSON: schema, feature names in order, fingerprints, report, versions and a
-digest over all of it; its golden rows are evaluated when it is loaded. Needs numpy only.
+One safetensors file, no pickle. Its metadata is JSON: schema, feature names in order, fingerprints, report, versions and
+a digest over all of it; its golden rows are evaluated when it is loaded. Needs numpy only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Controller:
 
     ``mismatch``: P(draft accepted | reached). ``second``: P(second-best is the verifier's | rejected there).
     ``utility``: P(accepted | reached) of a block not drafted yet. ``edges`` cut the drafts that utility expects to be
-    accepted into history buckets. ``usual`` [K] is the share of accepted among reached drafts that was seen in training.
+    accepted into history buckets. ``usual`` [2, K] is the share of accepted among reached drafts, as seen
+    in training, of open branches and of those behind known tokens.
     ``golden`` holds rows and expected outputs of each scorer.
     """
 
@@ -90,7 +91,7 @@ class Controller:
             tensors |= {f"{name}.{key}": np.asarray(value) for key, value in scorer.arrays().items()}
             rows, expected = self.golden[name]
             tensors |= {f"golden.{name}.rows": rows, f"golden.{name}.expected": expected}
-        return {name: np.ascontiguousarray(value) for name, value in tensors.items()}
+        return {name: np.array(value, order="C") for name, value in tensors.items()}
 
     def _metadata(self) -> dict[str, Any]:
         return {
@@ -116,7 +117,7 @@ def _digest(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> s
     for name in sorted(tensors):
         value = tensors[name]
         digest.update(f"{name}{value.dtype}{value.shape}".encode())
-        digest.update(np.ascontiguousarray(value).tobytes())
+        digest.update(value.tobytes())
     return digest.hexdigest()
 
 

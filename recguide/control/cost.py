@@ -7,6 +7,7 @@ at tiles and cache sizes, and may fall.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import json
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from recguide.provenance import write_json
 
 SCHEMA = 1
 SMOOTHING = 0.05
+Nested = list[list[list[float]]]
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class CostTable:
             if table.shape != axes.shape or not np.isfinite(table).all() or (table <= 0).any():
                 raise RecGuideError(f"{name}: expected positive times of shape {axes.shape}; measure the profile again")
         self.identity, self.axes, self.causal, self.drafting, self.about = identity, axes, causal, drafting, about
+        self._causal, self._drafting, self._least = causal.tolist(), drafting.tolist(), float(causal.min()) / 2
         self._correction = np.ones(len(axes.requests))
 
     def predict(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
@@ -79,12 +82,12 @@ class CostTable:
         Beyond the grid the last two points of an axis are continued in a straight line.
         """
         rows = (causal_rows + draft_rows) / requests
-        cost = self._read(self.causal, requests, rows, context)
+        cost = self._read(self._causal, requests, rows, context)
         if draft_rows:
             each = draft_rows / requests
-            cost += self._read(self.drafting, requests, each, context)
-            cost -= self._read(self.causal, requests, each + 1, context)
-        return max(cost, float(self.causal.min()) / 2) * self._corrected(requests)
+            cost += self._read(self._drafting, requests, each, context)
+            cost -= self._read(self._causal, requests, each + 1, context)
+        return max(cost, self._least) * self._corrected(requests)
 
     def observe(self, measured_ms: float, requests: int, causal_rows: int, draft_rows: int, context: float) -> None:
         """Refine the table by a step that was made: a slow running ratio for each number of requests."""
@@ -95,12 +98,22 @@ class CostTable:
     def _corrected(self, requests: int) -> float:
         return float(np.interp(requests, self.axes.requests, self._correction))
 
-    def _read(self, table: np.ndarray, requests: float, rows: float, context: float) -> float:
-        for axis, at in ((self.axes.requests, requests), (self.axes.rows, rows), (self.axes.contexts, context)):
-            low, weight = _place(axis, at)
-            high = min(low + 1, len(axis) - 1)
-            table = (1 - weight) * table[low] + weight * table[high]
-        return float(table)
+    def _read(self, table: Nested, requests: float, rows: float, context: float) -> float:
+        """Linear between grid points; in plain numbers, since this runs several times in every planned step."""
+        axes = self.axes
+        (i, u), (j, v), (k, w) = (
+            _place(axes.requests, requests),
+            _place(axes.rows, rows),
+            _place(axes.contexts, context),
+        )
+        next_i, next_j, next_k = (min(at + 1, size - 1) for at, size in zip((i, j, k), axes.shape, strict=True))
+
+        def along(line: list[float]) -> float:
+            return (1 - w) * line[k] + w * line[next_k]
+
+        near = (1 - v) * along(table[i][j]) + v * along(table[i][next_j])
+        far = (1 - v) * along(table[next_i][j]) + v * along(table[next_i][next_j])
+        return (1 - u) * near + u * far
 
     # -- the file ----------------------------------------------------------------------------------------------
 
@@ -122,7 +135,7 @@ def _place(axis: Sequence[int], at: float) -> tuple[int, float]:
     """The grid point at or before ``at``, and how far towards the next one it lies (beyond the ends: <0, >1)."""
     if len(axis) == 1:
         return 0, 0.0
-    low = int(np.clip(np.searchsorted(axis, at, "right") - 1, 0, len(axis) - 2))
+    low = min(max(bisect.bisect_right(axis, at) - 1, 0), len(axis) - 2)
     return low, (at - axis[low]) / (axis[low + 1] - axis[low])
 
 

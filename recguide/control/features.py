@@ -37,7 +37,8 @@ HISTORY = (
 )
 DRAFT = (
     Feature("position", "tokens", "place in the draft, from 1"),
-    Feature("first", "0/1", "whether it is the first token of the draft"),
+    Feature("first_open", "0/1", "whether it is the first token of a draft of an open branch"),
+    Feature("first_known", "0/1", "whether it is the first token behind a known one"),
     Feature("top1", "logit", "log-odds of the draft token's probability"),
     Feature("margin", "probability", "best minus second-best probability"),
     Feature("least_top1", "logit", "smallest top1 up to here"),
@@ -46,7 +47,7 @@ DRAFT = (
     *(Feature(f"kind_{kind}", "0/1", f"drafted by a {kind} branch") for kind in KINDS[1:]),
 )
 MISMATCH = DRAFT + HISTORY
-UTILITY = (DRAFT[0], DRAFT[1], *DRAFT[7:], *HISTORY)
+UTILITY = (*DRAFT[:3], *DRAFT[8:], *HISTORY)
 
 
 def names(features: Sequence[Feature]) -> list[str]:
@@ -76,25 +77,32 @@ def draft_features(top1: np.ndarray, margin: np.ndarray, kinds: np.ndarray, hist
     out = np.empty((count, places, len(MISMATCH)), np.float32)
     sure = np.clip(top1, FLOOR, 1 - FLOOR)
     odds = np.log(sure / (1 - sure))
-    out[:, :, 0] = np.arange(1, places + 1)
-    out[:, :, 1] = out[:, :, 0] == 1
-    out[:, :, 2] = odds
-    out[:, :, 3] = margin
-    out[:, :, 4] = np.minimum.accumulate(odds, 1)
-    out[:, :, 5] = np.cumsum(np.log(sure), 1)
-    out[:, 0, 6] = 0.0
-    out[:, 1:, 6] = odds[:, :-1]
-    _constant(out[:, :, 7:], kinds, histories)
+    _places(out[:, :, :3], kinds)
+    out[:, :, 3] = odds
+    out[:, :, 4] = margin
+    out[:, :, 5] = np.minimum.accumulate(odds, 1)
+    out[:, :, 6] = np.cumsum(np.log(sure), 1)
+    out[:, 0, 7] = 0.0
+    out[:, 1:, 7] = odds[:, :-1]
+    _constant(out[:, :, 8:], kinds, histories)
     return out
 
 
 def block_features(places: int, kinds: np.ndarray, histories: np.ndarray) -> np.ndarray:
     """UTILITY rows [requests, places, features] of blocks that are not drafted yet."""
     out = np.empty((len(kinds), places, len(UTILITY)), np.float32)
-    out[:, :, 0] = np.arange(1, places + 1)
-    out[:, :, 1] = out[:, :, 0] == 1
-    _constant(out[:, :, 2:], kinds, histories)
+    _places(out[:, :, :3], kinds)
+    _constant(out[:, :, 3:], kinds, histories)
     return out
+
+
+def _places(out: np.ndarray, kinds: np.ndarray) -> None:
+    """The place in the draft, and whether it is the first one, by whether what is before it was known."""
+    out[:, :, 0] = np.arange(1, out.shape[1] + 1)
+    out[:, :, 1:] = 0.0
+    opened = kinds >= KINDS.index("open")
+    out[:, 0, 1] = opened
+    out[:, 0, 2] = ~opened
 
 
 def _constant(out: np.ndarray, kinds: np.ndarray, histories: np.ndarray) -> None:

@@ -4,8 +4,8 @@ A request that verifies v of its drafts and keeps a draft of m_p tokens ready fo
 
     1 + S_1 + ... + S_v + sum over outcomes p of P_p W(m_p)  -  causal price * (1 + v)  -  draft price * rows
 
-where S_j is the survival of draft j, P_p = S_{p-1} - S_p (the last outcome: S_v), and W(m) is what it is worth to hold a
-draft of m tokens rather than none. At given prices the branches of different outcomes do not compete, so the best plan
+where S_j is the survival of draft j, P_p = S_{p-1} - S_p (the last outcome: S_v), and W(m) is what it is worth to hold
+a draft of m tokens rather than none. At given prices the branches of different outcomes do not compete, so the best plan
 is found by looking at every v once. AR, AR-row drafting, overlap, quadratic drafting and verification alone are all
 plans of this form. W, the prices and the rate (tokens per millisecond, Dinkelbach's multiplier) belong together: they
 are the fixed point of an average-reward problem over drafts as they were seen (DESIGN section 7).
@@ -40,10 +40,10 @@ class Prices:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a model's branches turn drafts into rows: an open branch needs ``open_extra`` rows more than drafts, and
-    comes true with probability ``open_chance`` given its outcome."""
+    """How a model's branches turn drafts into rows: each needs ``extra`` rows more than drafts (1 with ``draft_shift``
+    0), and an open one comes true with probability ``open_chance`` given its outcome."""
 
-    open_extra: int = 0
+    extra: int = 0
     open_chance: float = 1.0
 
 
@@ -97,13 +97,15 @@ class Options:
 
     def _add_branches(self, survival, second, bucket, prices: Prices, shape: Shape, weight) -> None:
         drafts = np.arange(prices.ready.shape[1])
-        self._open_rows = drafts + shape.open_extra * (drafts > 0)
+        self._branch_rows = drafts + shape.extra * (drafts > 0)
         scale = 1.0 if weight is None else weight[:, None]
         worth = (scale * shape.open_chance * prices.ready[bucket])[:, None]  # [requests, 1, m]
         ends = self.reach[:, :-1] - survival  # chance that the text ends at each draft
-        inner = ends[..., None] * worth - prices.draft * self._open_rows
-        last = self.reach[..., None] * worth - prices.draft * self._open_rows
-        known = (ends * second)[..., None] * (scale * prices.ready_known[bucket])[:, None] - prices.draft * drafts
+        inner = ends[..., None] * worth - prices.draft * self._branch_rows
+        last = self.reach[..., None] * worth - prices.draft * self._branch_rows
+        known = (ends * second)[..., None] * (scale * prices.ready_known[bucket])[
+            :, None
+        ] - prices.draft * self._branch_rows
         self._inner, self._last, self._known = inner, last, known
         self._gain, self._gain_known = inner.max(2), known.max(2)
         self.values += last.max(2)
@@ -124,7 +126,7 @@ class Options:
         opened[:, :-1] = self._inner.argmax(2) * (inside & ~use_known)
         opened[self._rows, verify] = self._last[self._rows, verify].argmax(1)
         known = self._known.argmax(2) * (inside & use_known)
-        rows = self._open_rows[opened].sum(1) + known.sum(1)
+        rows = self._branch_rows[opened].sum(1) + self._branch_rows[known].sum(1)
         value = net + self.price * (verify + 1) + (self.draft_price * rows if rows.any() else 0.0)
         return Plans(verify, opened, known, value, verify + 1, rows, net)
 
@@ -162,8 +164,10 @@ WORTH_ROUNDS, BUCKET_ROUNDS = 3, 4
 SETTLED = 1e-3  # a round that raises the rate by less is the last
 
 
-def solve(time: StepTime, samples: Samples, shape: Shape) -> Operating:
+def solve(time: StepTime, samples: Samples, shape: Shape, *, margin: float = 0.0) -> Operating:
     """The operating point of highest rate, from several starts: step times are not convex.
+
+    Drafting must beat plain AR by ``margin`` (a share), so that a caller can keep to what it did before.
 
     ``time`` is asked for rows per request. Prices come from all requests together; at these prices, W is found for each
     history bucket, taking it that a request stays in its bucket.
@@ -172,7 +176,7 @@ def solve(time: StepTime, samples: Samples, shape: Shape) -> Operating:
     plain = _plain(time, pooled)
     tried = [_settle(time, pooled, shape, plain, start) for start in STARTS]
     best, costs = max(tried, key=lambda found: found[0].prices.rate)
-    if costs is None:
+    if costs is None or best.prices.rate < plain.prices.rate * (1 + margin):
         spread = np.zeros((samples.buckets, 1)) + plain.prices.ready
         return replace(plain, prices=replace(plain.prices, ready=spread, ready_known=spread))
     ready, known = (np.repeat(w, samples.buckets, 0) for w in (best.prices.ready, best.prices.ready_known))
@@ -194,7 +198,7 @@ def _plain(time: StepTime, samples: Samples) -> Operating:
 def _settle(
     time: StepTime, samples: Samples, shape: Shape, plain: Operating, start: tuple[float, float]
 ) -> tuple[Operating, _Costs | None]:
-    """Policy iteration from mean rows of a drafting step; the best point on the way, and the costs it was planned at."""
+    """Policy iteration from mean rows of a drafting step: the best point on the way, and the costs it was planned at."""
     (causal, draft), alone, rate = start, start[0], plain.prices.rate
     ready, known = plain.prices.ready, plain.prices.ready_known
     best: tuple[Operating, _Costs | None] = (plain, None)

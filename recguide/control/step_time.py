@@ -15,6 +15,9 @@ class StepTime(Protocol):
     def predict(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
         """Milliseconds of a step with so many rows in all, ``context`` cached tokens per request on average."""
 
+    def observe(self, measured_ms: float, requests: int, causal_rows: int, draft_rows: int, context: float) -> None:
+        """Take in what such a step took."""
+
 
 @dataclass(frozen=True)
 class RowCost:
@@ -25,6 +28,9 @@ class RowCost:
 
     floor_ms: float = 20.0
     row_ms: float = 0.65
+
+    def observe(self, measured_ms: float, requests: int, causal_rows: int, draft_rows: int, context: float) -> None:
+        """A line has nothing to refine."""
 
     def predict(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
         return self.floor_ms + self.row_ms * (causal_rows + 2 * draft_rows)

@@ -83,6 +83,7 @@ class Engine:
         self.last_step: StepRecord | None = None
         self.observer: Observer | None = None
         self._outcomes: list[Outcome] = []
+        self._learning = False
 
     # -- what a user turns -------------------------------------------------------------------------------------
 
@@ -232,6 +233,7 @@ class Engine:
                 return self.take_deltas()
             clock = _Clock()
             policy = self._policy  # another thread may set a new one in mid-step
+            self._learning = policy.learns
             work = self._plan(policy)
             clock.mark("plan")
             layout = self._lay_out(work)
@@ -369,14 +371,16 @@ class Engine:
             self._pending_deltas.append(Delta(request, kept, None))
 
     def _note(self, item: Work, position, rounds, held, emitted, kept, reused) -> None:
-        """Keep what came of a plan for the observer."""
-        if self.observer is not None:
+        """Keep what came of a plan, for the observer and a policy that learns."""
+        if self.observer is not None or self._learning:
             outcome = Outcome(item.request, item.plan, position, rounds, held, emitted, kept, reused)
             self._outcomes.append(outcome)
 
     def _tell(self, policy: Policy) -> None:
+        outcomes, self._outcomes = self._outcomes, []
+        if self._learning:
+            policy.learn(self.last_step, outcomes)
         if self.observer is not None:
-            outcomes, self._outcomes = self._outcomes, []
             self.observer.on_step(self.last_step, policy.spec, outcomes)
 
     def _commit(self, item: Work, kept: list[int], trunk: slice, drawn: Drawn) -> None:

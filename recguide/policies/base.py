@@ -11,6 +11,8 @@ from recguide.engine.request import Draft, Request
 from recguide.errors import RecGuideError
 
 if TYPE_CHECKING:
+    from recguide.engine.observe import Outcome
+    from recguide.engine.stats import StepRecord
     from recguide.models.loader import Model
 
 
@@ -40,6 +42,8 @@ class Knob:
             )
         return number
 
+    takes_text: ClassVar[bool] = False
+
     def text(self, value: Any) -> str:
         """The value as ``check`` reads it back."""
         return str(value)
@@ -54,7 +58,7 @@ class Policy:
     """Base of all policies. Subclasses set ``name``, ``summary`` and ``knobs``, and plan one request at a time.
 
     ``needs_signals``: drafts come with their probabilities and margins. ``needs_verifier_entropy``: requests keep the
-    verifier's entropy of every token committed. ``fallbacks`` says in words what the policy has to do without (R8).
+    verifier's entropy of every token committed. ``learns``: it is told what came of its plans. ``fallbacks`` says in words what the policy has to do without (R8).
     """
 
     name: ClassVar[str]
@@ -62,6 +66,7 @@ class Policy:
     knobs: ClassVar[tuple[Knob, ...]] = ()
     needs_signals: ClassVar[bool] = False
     needs_verifier_entropy: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
     fallbacks: tuple[str, ...] = ()
 
     def __init__(self, **values: Any):
@@ -76,13 +81,17 @@ class Policy:
     def spec(self) -> str:
         """The text form, as ``parse_policy`` reads it; the last knobs are left out where they are at default."""
         values = [getattr(self, knob.name) for knob in self.knobs]
-        while len(values) > 1 and values[-1] == self.knobs[len(values) - 1].default:
+        least = 0 if self.knobs and self.knobs[0].takes_text else 1
+        while len(values) > least and values[-1] == self.knobs[len(values) - 1].default:
             values.pop()
         texts = (knob.text(value) for knob, value in zip(self.knobs, values, strict=False))
         return ":".join([self.name, *texts])
 
     def attach(self, model: Model) -> None:
         """Called by an engine before the policy plans for it: the place to look up what is known of the model."""
+
+    def learn(self, step: StepRecord, outcomes: Sequence[Outcome]) -> None:
+        """Called after each step it planned, where ``learns`` is set: what came of the plans."""
 
     def plan(self, requests: Sequence[Request]) -> list[RequestPlan]:
         """One plan for each running request."""

@@ -1,10 +1,10 @@
-"""Knobs that are lists: a set of blocks (``2/4/8``) and a schedule from load to block (``8@2/5@4/1``)."""
+"""Knobs that are no numbers: a set of blocks (``2/4/8``), a schedule from load to block (``8@2/5@4/1``), a file."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from recguide.errors import RecGuideError
 from recguide.policies.base import Knob
@@ -71,6 +71,20 @@ class ScheduleKnob(Knob):
 
     def text(self, value: Schedule) -> str:
         return "/".join(str(block) if limit is None else f"{block}@{limit}" for limit, block in value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileKnob(Knob):
+    """A path, empty for none."""
+
+    takes_text: ClassVar[bool] = True
+    default: str = ""
+    low: float = 0
+    high: float = 0
+    unit: str = ""
+
+    def check(self, value: Any, policy: str) -> str:
+        return str(value)
 
 
 def _entry(text: str) -> tuple[str | None, str]:
