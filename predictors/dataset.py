@@ -1,7 +1,8 @@
 """From decision logs to tables that a model can be fitted on: one row for every draft position, grouped by request.
 
 Feedback is censored: only positions that the verifier reached say something, and a fully accepted draft says "at
-least". Rows are therefore person-period data: one for each reached position, never one for a position that was not reached.
+least". Rows are therefore person-period data: one for each reached position, never one for a position that was not
+reached.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Dataset:
     """Drafts that were held when something was verified, padded to K places.
 
     ``top1``, ``margin``, ``entropy`` [drafts, K] are NaN behind a draft's end; ``length``, ``kind``, ``group`` (the
-    request) [drafts]; ``histories`` [drafts, 4] before the verification; ``reached``, ``accepted``, ``second_right`` bool
-    [drafts, K]; ``previous`` [drafts] the drafts verified the time before, -1 the first time.
+    request) [drafts]; ``histories`` [drafts, 4] before the verification; ``reached``, ``accepted``, ``second_right``
+    bool [drafts, K]; ``previous`` [drafts] the drafts verified the time before, -1 the first time.
     """
 
     top1: np.ndarray

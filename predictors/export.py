@@ -19,7 +19,7 @@ def to_scorer(fitted: CalibratedChoice) -> Scorer:
 
 def _logistic(pipeline: Pipeline) -> Logistic:
     """Weights on the features as they are: (x - mean) / scale is folded into them."""
-    scaler, regression = pipeline[0], pipeline[-1]
+    scaler, regression = pipeline[-2], pipeline[-1]
     weights = regression.coef_[0] / scaler.scale_
     return Logistic(weights, np.float64(regression.intercept_[0] - weights @ scaler.mean_))
 

@@ -1,7 +1,7 @@
 """Candidates for every prediction, chosen by cross-validation over requests and calibrated on what was left out.
 
-Logistic regression and histogram gradient boosting are compared by log loss; the simpler one is kept unless the other is
-better by more than a standard error over the folds. Rows of one request never stand on both sides of a split.
+Logistic regression and histogram gradient boosting are compared by log loss; the simpler one is kept unless the other
+is better by more than a standard error over the folds. Rows of one request never stand on both sides of a split.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GroupKFold
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils.validation import check_is_fitted
 
 from recguide.errors import RecGuideError
@@ -27,9 +27,9 @@ CLIP = 1e-3
 
 
 def candidates(seed: int = 0) -> dict[str, BaseEstimator]:
-    """Unfitted estimators, simplest first."""
+    """Unfitted estimators, simplest first. The regression computes in float64, as it will at decision time."""
     return {
-        "logistic": make_pipeline(StandardScaler(), LogisticRegression(C=1.0, max_iter=1000)),
+        "logistic": make_pipeline(FunctionTransformer(np.float64), StandardScaler(), LogisticRegression(max_iter=1000)),
         "trees": HistGradientBoostingClassifier(
             max_iter=40, max_depth=4, learning_rate=0.15, min_samples_leaf=40, l2_regularization=1.0,
             early_stopping=False, random_state=seed,

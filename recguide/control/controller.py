@@ -1,7 +1,7 @@
 """The controller file: the learned models, drafts to price plans by, and everything needed to refuse the wrong one.
 
-One safetensors file, no pickle. Its metadata is JSON: schema, feature names in order, fingerprints, report, versions and
-a digest over all of it; its golden rows are evaluated when it is loaded. Needs numpy only.
+One safetensors file, no pickle. Its metadata is JSON: schema, feature names in order, fingerprints, report, versions
+and a digest over all of it; its golden rows are evaluated when it is loaded. Needs numpy only.
 """
 
 from __future__ import annotations

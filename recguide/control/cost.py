@@ -21,23 +21,25 @@ from recguide.errors import RecGuideError
 from recguide.models.cache_dir import cache_dir
 from recguide.provenance import write_json
 
-SCHEMA = 1
+SCHEMA = 2
 SMOOTHING = 0.05
 Nested = list[list[list[float]]]
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a table was measured on: it is of no use for anything else."""
+    """What a table was measured on: it is of no use for anything else. ``adapter`` is the number and rank of its
+    products, which is what it costs."""
 
     model: str
+    adapter: str
     dtype: str
     profile: str
 
     @property
     def path(self) -> Path:
         """Where the table of this model and device is cached."""
-        return cache_dir() / "profiles" / f"{self.model}-{self.dtype}-{self.profile}.json"
+        return cache_dir() / "profiles" / f"{self.model}-{self.adapter}-{self.dtype}-{self.profile}.json"
 
 
 @dataclass(frozen=True)
@@ -139,23 +141,41 @@ def _place(axis: Sequence[int], at: float) -> tuple[int, float]:
     return low, (at - axis[low]) / (axis[low + 1] - axis[low])
 
 
+def stored_identity(path: Path) -> Identity:
+    """What a stored table was measured on. RecGuideError when it is none."""
+    return Identity(**_raw(path)["identity"])
+
+
 def load_cost_table(path: Path, identity: Identity) -> CostTable:
     """A stored table; RecGuideError when it is damaged, of another schema, or of another model or device."""
+    raw = _raw(path)
     try:
-        raw = json.loads(path.read_text())
         found = Identity(**raw["identity"])
         axes = Axes(**{name: tuple(values) for name, values in raw["axes"].items()})
         tables = [np.array(raw[name], dtype=np.float64) for name in ("causal_ms", "drafting_ms")]
-        schema, about = raw["schema"], raw["about"]
-    except FileNotFoundError:
-        raise RecGuideError(f"{path}: no cost table; 'recguide profile' measures one") from None
-    except (OSError, ValueError, KeyError, TypeError) as fault:
-        raise RecGuideError(f"{path}: not a cost table ({fault!r}); delete it and run 'recguide profile'") from None
-    if schema != SCHEMA:
-        raise RecGuideError(f"{path}: schema {schema}, this version reads {SCHEMA}; run 'recguide profile'")
+        about = raw["about"]
+    except (ValueError, KeyError, TypeError) as fault:
+        raise _no_table(path, fault) from None
     for name, wanted in asdict(identity).items():
         if getattr(found, name) != wanted:
             raise RecGuideError(
                 f"{path}: was measured for {name} {getattr(found, name)}, here it is {wanted}; run 'recguide profile'"
             )
     return CostTable(found, axes, *tables, about)
+
+
+def _raw(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(path.read_text())
+        schema = raw["schema"]
+    except FileNotFoundError:
+        raise RecGuideError(f"{path}: no cost table; 'recguide profile' measures one") from None
+    except (OSError, ValueError, KeyError, TypeError) as fault:
+        raise _no_table(path, fault) from None
+    if schema != SCHEMA:
+        raise RecGuideError(f"{path}: schema {schema}, this version reads {SCHEMA}; run 'recguide profile'")
+    return raw
+
+
+def _no_table(path: Path, fault: Exception) -> RecGuideError:
+    return RecGuideError(f"{path}: not a cost table ({fault!r}); delete it and run 'recguide profile'")

@@ -33,7 +33,7 @@ HISTORY = (
     Feature("accept_rate", "share", "accepted of reached draft positions, older verifications weighing less"),
     Feature("last_accepted", "tokens", "accepted in the last verification"),
     Feature("last_full", "0/1", "whether the last verification accepted all it was given"),
-    Feature("verifications", "log", "log(1 + verifications so far)"),
+    Feature("verifications", "log", "log(1 + verifications so far), 16 at most"),
 )
 DRAFT = (
     Feature("position", "tokens", "place in the draft, from 1"),
@@ -65,7 +65,7 @@ def history(rounds: Sequence[tuple[int, int]]) -> tuple[float, float, float, flo
         reached = DECAY * reached + min(taken + 1, given)
     last_given, last_taken = rounds[-1] if rounds else (0, 0)
     full = float(bool(rounds) and last_taken == last_given)
-    return accepted / reached, float(last_taken), full, float(np.log1p(len(rounds)))
+    return accepted / reached, float(last_taken), full, float(np.log1p(min(len(rounds), MOST)))
 
 
 def draft_features(top1: np.ndarray, margin: np.ndarray, kinds: np.ndarray, histories: np.ndarray) -> np.ndarray:

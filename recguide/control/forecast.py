@@ -22,8 +22,8 @@ CONTINUATION = KINDS.index("continuation")
 @dataclass(frozen=True)
 class Forecast:
     """For each request: P(accepted | reached) and survival [requests, K] of its drafts (0 behind their end), how many
-    it ``held`` [requests], whether they stand behind a ``known`` token, P(second-best is right | rejected) [requests, K],
-    and its history ``bucket``."""
+    it ``held`` [requests], whether they stand behind a ``known`` token, P(second-best is right | rejected) [requests,
+    K], and its history ``bucket``."""
 
     conditional: np.ndarray
     survival: np.ndarray

@@ -1,8 +1,8 @@
 """Watches predictions come true while the controller runs: recalibration, on-policy quality, and the drift alarm.
 
-All of it is censor-aware: only positions that the verifier reached are counted. The alarm compares acceptance with what
-was usual in training, not with the model's own forecast: a drafter whose adapter is off is unsure of itself, and a model
-that sees this stays calibrated while drafting has become useless (rule R8).
+All of it is censor-aware: only positions that the verifier reached are counted. The alarm compares acceptance with
+what was usual in training, not with the model's own forecast: a drafter whose adapter is off is unsure of itself, and
+a model that sees this stays calibrated while drafting has become useless (rule R8).
 """
 
 from __future__ import annotations

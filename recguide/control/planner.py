@@ -4,11 +4,11 @@ A request that verifies v of its drafts and keeps a draft of m_p tokens ready fo
 
     1 + S_1 + ... + S_v + sum over outcomes p of P_p W(m_p)  -  causal price * (1 + v)  -  draft price * rows
 
-where S_j is the survival of draft j, P_p = S_{p-1} - S_p (the last outcome: S_v), and W(m) is what it is worth to hold
-a draft of m tokens rather than none. At given prices the branches of different outcomes do not compete, so the best plan
-is found by looking at every v once. AR, AR-row drafting, overlap, quadratic drafting and verification alone are all
-plans of this form. W, the prices and the rate (tokens per millisecond, Dinkelbach's multiplier) belong together: they
-are the fixed point of an average-reward problem over drafts as they were seen (DESIGN section 7).
+where S_j is the survival of draft j, P_p = S_{p-1} - S_p (the last outcome: S_v), and W(m) is what it is worth to
+hold a draft of m tokens rather than none. At given prices the branches of different outcomes do not compete, so the
+best plan is found by looking at every v once. AR, AR-row drafting, overlap, quadratic drafting and verification alone
+are all plans of this form. W, the prices and the rate (tokens per millisecond, Dinkelbach's multiplier) belong
+together: they are the fixed point of an average-reward problem over drafts as they were seen (DESIGN section 7).
 """
 
 from __future__ import annotations
@@ -198,7 +198,8 @@ def _plain(time: StepTime, samples: Samples) -> Operating:
 def _settle(
     time: StepTime, samples: Samples, shape: Shape, plain: Operating, start: tuple[float, float]
 ) -> tuple[Operating, _Costs | None]:
-    """Policy iteration from mean rows of a drafting step: the best point on the way, and the costs it was planned at."""
+    """Policy iteration from mean rows of a drafting step: the best point on the way, and the costs it was planned
+    at."""
     (causal, draft), alone, rate = start, start[0], plain.prices.rate
     ready, known = plain.prices.ready, plain.prices.ready_known
     best: tuple[Operating, _Costs | None] = (plain, None)

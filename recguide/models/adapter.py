@@ -116,8 +116,7 @@ class DraftAdapter(nn.Module):
         for layer in range(self.model_config.num_layers):
             pairs = {}
             for fused, names in FUSED.items():
-                present = [n for n in names if _key(layer, n) + "|A" in self.factors]
-                if present:
+                if self._present(layer, names):
                     down, up = self._factors(layer, names, shapes, dtype, device)
                     own = None if base is None else base[layer][fused].dense()
                     # with plain known tokens no step is made of draft rows alone
@@ -136,6 +135,19 @@ class DraftAdapter(nn.Module):
             else:
                 up.append(torch.zeros(out, 0, device=device))
         return torch.cat(down).to(device, dtype), torch.block_diag(*up).to(device, dtype)
+
+    @property
+    def shape(self) -> str:
+        """Products of a step that drafts, and their rank: what the adapter costs, whatever it has learned."""
+        fused = sum(len(self._present(layer, names)) > 0 for layer, names in self._places())
+        return f"lora{self.config.rank}x{fused}"
+
+    def _places(self):
+        return ((layer, names) for layer in range(self.model_config.num_layers) for names in FUSED.values())
+
+    def _present(self, layer: int, names: tuple[str, ...]) -> list[str]:
+        """The projections among ``names`` that have factors in this layer."""
+        return [n for n in names if _key(layer, n) + "|A" in self.factors]
 
     @torch.no_grad()
     def start_from(self, known: DraftAdapter) -> None:

@@ -68,7 +68,7 @@ class RecGuide(Policy):
         self._attached = False
 
     def attach(self, model: Model) -> None:
-        path = Path(self.file) if self.file else shipped_controller(model.name)
+        path = Path(self.file) if self.file else shipped_controller(model)
         if path is None:
             raise RecGuideError(
                 f"policy {self.name}: no controller ships for model {model.name!r}; train one with 'recguide train' "

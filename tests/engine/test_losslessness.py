@@ -54,7 +54,16 @@ def test_every_policy_is_covered():
     assert {spec.split(":")[0] for spec in POLICY_SPECS} | {"ar"} == set(POLICIES)
 
 
-EVERY_SAMPLER = ("linear:8", "ar-row:8", "quadratic:4", "overlap:8:1", "window:2:32", "paper-adaptive", "budget")
+EVERY_SAMPLER = (
+    "linear:8",
+    "ar-row:8",
+    "quadratic:4",
+    "overlap:8:1",
+    "window:2:32",
+    "recguide",
+    "paper-adaptive",
+    "budget",
+)
 PAIRS = [(p, s) for p in POLICY_SPECS for s in SAMPLERS if p in EVERY_SAMPLER or s in ("greedy", "warm")]
 
 

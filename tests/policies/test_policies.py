@@ -12,6 +12,7 @@ from recguide.policies import POLICIES, parse_policy
 from recguide.policies.ema_tiers import EmaTiers
 from recguide.policies.linear import Linear
 from recguide.policies.tiers import Tiers
+from tests.helpers import small_model
 
 
 def request(draft=None, history=()):
@@ -20,8 +21,17 @@ def request(draft=None, history=()):
     return made
 
 
+MODEL = small_model()
+
+
+def attached(spec):
+    policy = parse_policy(spec)
+    policy.attach(MODEL)
+    return policy
+
+
 def plan(spec, *args, **rest):
-    return parse_policy(spec).plan([request(*args, **rest)])[0]
+    return attached(spec).plan([request(*args, **rest)])[0]
 
 
 DRAFT = Draft([4, 5, 6], "draft", [0.9, 0.6, 0.5], [0.8, 0.3, 0.1], [9, 8, 10])
@@ -243,7 +253,12 @@ def test_t15_constant_input_gives_constant_plans():
     assert len({policy.plan([made])[0] for _ in range(20)}) == 1
 
 
-BY_LOAD = {"paper-adaptive", "budget", "tiers"}  # what they plan depends on who else runs; what is written does not
+BY_LOAD = {
+    "recguide",
+    "paper-adaptive",
+    "budget",
+    "tiers",
+}  # what they plan depends on who else runs; what is written does not
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES.keys() - BY_LOAD))
