@@ -45,6 +45,8 @@ POLICY_SPECS = (
         "recguide",
         "recguide:explore=0.5",
         "recguide::1:200:0.2:0",
+        "recguide:use=overlap",
+        "recguide:use=trim",
         "paper-adaptive",
         "paper-adaptive:8/16/32",
         "ema-tiers",

@@ -6,14 +6,16 @@ samples, moved by what the monitor has learned since.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from recguide.control.controller import Controller
 from recguide.control.forecast import shifted
 from recguide.control.monitor import Monitor
-from recguide.control.planner import Operating, Samples, Shape, solve
+from recguide.control.planner import STARTS, Operating, Rows, Samples, Shape, solve
 from recguide.control.step_time import StepTime
 
 CONTEXT_STEP = 128  # tokens of context that share a point
@@ -22,11 +24,11 @@ MARGIN = 0.01  # a change between drafting and plain AR must gain this much
 
 
 class OperatingPoints:
-    """``StepTime`` and ``Controller`` to prices. Not thread-safe: one engine's thread asks."""
+    """``StepTime`` and ``Controller`` to prices. Not thread-safe: one engine's thread asks. ``freedom`` as in Shape."""
 
-    def __init__(self, controller: Controller, step_time: StepTime, monitor: Monitor):
+    def __init__(self, controller: Controller, step_time: StepTime, monitor: Monitor, **freedom: Any):
         self._controller, self._time, self._monitor = controller, step_time, monitor
-        self.shape = Shape(1 - controller.draft_shift, controller.open_chance)
+        self.shape = Shape(1 - controller.draft_shift, controller.open_chance, **freedom)
         self._points: dict[tuple[int, int], tuple[Operating, int]] = {}
         self._times: dict[tuple[int, int, int, int], float] = {}
 
@@ -54,7 +56,15 @@ class OperatingPoints:
             return spent / requests
 
         margin = 0.0 if before is None else -MARGIN if before.drafts else MARGIN
-        return solve(time, self._samples(), self.shape, margin=margin)
+        return solve(time, self._samples(), self.shape, starts=self._starts(requests, stretch), margin=margin)
+
+    def _starts(self, requests: int, stretch: int) -> Sequence[Rows]:
+        """Where the nearest point of the same load stands, or everywhere when there is none."""
+        near = [(abs(s - stretch), point) for (count, s), (point, _) in self._points.items() if count == requests]
+        if not near:
+            return STARTS
+        point = min(near, key=lambda found: found[0])[1]
+        return ((point.causal_rows, point.draft_rows) if point.drafts else STARTS[0],)
 
     def _samples(self) -> Samples:
         """The controller's drafts, recalibrated."""

@@ -13,11 +13,13 @@ together: they are the fixed point of an average-reward problem over drafts as t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+Rows = tuple[float, float]
+"""Causal and draft rows of a request in a step that drafts."""
 StepTime = Callable[[float, float], float]
 """Milliseconds of a step, divided by its requests, from causal and draft rows per request."""
 
@@ -41,10 +43,17 @@ class Prices:
 @dataclass(frozen=True)
 class Shape:
     """How a model's branches turn drafts into rows: each needs ``extra`` rows more than drafts (1 with ``draft_shift``
-    0), and an open one comes true with probability ``open_chance`` given its outcome."""
+    0), and an open one comes true with probability ``open_chance`` given its outcome.
+
+    For ablations a part of the freedom can be taken away: without ``trim`` drafts are verified whole, without
+    ``overlap`` nothing is drafted beside a verification, and with ``block`` every branch drafts so many tokens.
+    """
 
     extra: int = 0
     open_chance: float = 1.0
+    trim: bool = True
+    overlap: bool = True
+    block: int | None = None
 
 
 @dataclass(frozen=True)
@@ -90,22 +99,24 @@ class Options:
         self.values = np.cumsum(reach, 1)
         if weight is not None:
             self.values *= weight[:, None]
-        self.drafting = drafting
+        self.drafting, self._trim = drafting, shape.trim
+        self._overlap, self._bare = shape.overlap, self.values - self.price * np.arange(1, places + 2)
         if drafting:
             self._add_branches(survival, second, bucket, prices, shape, weight)
         self.values -= self.price * np.arange(1, places + 2)
 
     def _add_branches(self, survival, second, bucket, prices: Prices, shape: Shape, weight) -> None:
         drafts = np.arange(prices.ready.shape[1])
+        barred = 0.0 if shape.block is None else np.where((drafts == 0) | (drafts == shape.block), 0.0, np.inf)
         self._branch_rows = drafts + shape.extra * (drafts > 0)
         scale = 1.0 if weight is None else weight[:, None]
         worth = (scale * shape.open_chance * prices.ready[bucket])[:, None]  # [requests, 1, m]
         ends = self.reach[:, :-1] - survival  # chance that the text ends at each draft
-        inner = ends[..., None] * worth - prices.draft * self._branch_rows
-        last = self.reach[..., None] * worth - prices.draft * self._branch_rows
-        known = (ends * second)[..., None] * (scale * prices.ready_known[bucket])[
-            :, None
-        ] - prices.draft * self._branch_rows
+        cost = prices.draft * self._branch_rows + barred
+        inner = ends[..., None] * worth - cost
+        last = self.reach[..., None] * worth - cost
+        worth_known = (scale * prices.ready_known[bucket])[:, None]
+        known = (ends * second)[..., None] * worth_known - cost
         self._inner, self._last, self._known = inner, last, known
         self._gain, self._gain_known = inner.max(2), known.max(2)
         self.values += last.max(2)
@@ -114,7 +125,9 @@ class Options:
     def best(self, held: np.ndarray) -> Plans:
         """The plans of highest value less price, of requests that hold so many drafts [requests]."""
         places = self.values.shape[1]
-        values = np.where(np.arange(places) > held[:, None], -np.inf, self.values)
+        allowed = np.arange(places) <= held[:, None] if self._trim else np.arange(places) == held[:, None]
+        bare = (held > 0) & (not self._overlap)
+        values = np.where(allowed, np.where(bare[:, None], self._bare, self.values), -np.inf)
         verify = values.argmax(1)
         net = values[self._rows, verify]
         if not self.drafting:
@@ -126,6 +139,7 @@ class Options:
         opened[:, :-1] = self._inner.argmax(2) * (inside & ~use_known)
         opened[self._rows, verify] = self._last[self._rows, verify].argmax(1)
         known = self._known.argmax(2) * (inside & use_known)
+        opened[bare], known[bare] = 0, 0
         rows = self._branch_rows[opened].sum(1) + self._branch_rows[known].sum(1)
         value = net + self.price * (verify + 1) + (self.draft_price * rows if rows.any() else 0.0)
         return Plans(verify, opened, known, value, verify + 1, rows, net)
@@ -158,13 +172,15 @@ class Operating:
     milliseconds: float
 
 
-STARTS = ((1.0, 1.5), (2.0, 4.0), (3.5, 12.0))  # causal and draft rows of a request in a drafting step
+STARTS: tuple[Rows, ...] = ((1.0, 1.5), (2.0, 4.0), (3.5, 12.0))
 ROUNDS = 6
 WORTH_ROUNDS, BUCKET_ROUNDS = 3, 4
 SETTLED = 1e-3  # a round that raises the rate by less is the last
 
 
-def solve(time: StepTime, samples: Samples, shape: Shape, *, margin: float = 0.0) -> Operating:
+def solve(
+    time: StepTime, samples: Samples, shape: Shape, *, starts: Sequence[Rows] = STARTS, margin: float = 0.0
+) -> Operating:
     """The operating point of highest rate, from several starts: step times are not convex.
 
     Drafting must beat plain AR by ``margin`` (a share), so that a caller can keep to what it did before.
@@ -174,7 +190,7 @@ def solve(time: StepTime, samples: Samples, shape: Shape, *, margin: float = 0.0
     """
     pooled = replace(samples, bucket=samples.bucket * 0, known_bucket=samples.known_bucket * 0, buckets=1)
     plain = _plain(time, pooled)
-    tried = [_settle(time, pooled, shape, plain, start) for start in STARTS]
+    tried = [_settle(time, pooled, shape, plain, start) for start in starts]
     best, costs = max(tried, key=lambda found: found[0].prices.rate)
     if costs is None or best.prices.rate < plain.prices.rate * (1 + margin):
         spread = np.zeros((samples.buckets, 1)) + plain.prices.ready
@@ -196,7 +212,7 @@ def _plain(time: StepTime, samples: Samples) -> Operating:
 
 
 def _settle(
-    time: StepTime, samples: Samples, shape: Shape, plain: Operating, start: tuple[float, float]
+    time: StepTime, samples: Samples, shape: Shape, plain: Operating, start: Rows
 ) -> tuple[Operating, _Costs | None]:
     """Policy iteration from mean rows of a drafting step: the best point on the way, and the costs it was planned
     at."""
@@ -250,9 +266,12 @@ def _net(survival, second, bucket, prices: Prices, shape: Shape, costs: _Costs) 
     """Value less cost [drafts, K + 1] of the best plan, by drafts held."""
     second = np.broadcast_to(second, survival.shape)
     args = (survival, second, bucket, prices, shape)
-    best = np.maximum.accumulate
-    drafting = best(Options(*args).values, 1) - costs.fixed
-    return np.maximum(drafting, best(Options(*args, drafting=False).values, 1) - costs.fixed_alone)
+    with_, alone = Options(*args).values - costs.fixed, Options(*args, drafting=False).values - costs.fixed_alone
+    if not shape.overlap:
+        with_[:, 1:] = -np.inf
+    if shape.trim:
+        with_, alone = (np.maximum.accumulate(values, 1) for values in (with_, alone))
+    return np.maximum(with_, alone)
 
 
 def _worth(samples: Samples, prices: Prices, shape: Shape, costs: _Costs) -> tuple[np.ndarray, np.ndarray]:
@@ -307,6 +326,7 @@ def _play(m: int, time: StepTime, with_: Options, alone: Options, second, shape:
     held = np.full(len(second), m)
     plans, plain = with_.best(held), alone.best(held)
     drafts = (plans.net - costs.fixed > plain.net - costs.fixed_alone) & (plans.draft_rows > 0)
+    drafts &= shape.overlap or m == 0
     verify = np.where(drafts, plans.verify, plain.verify)
     rows = np.where(drafts, plans.draft_rows, 0)
     share = float(drafts.mean())

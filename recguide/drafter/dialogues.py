@@ -131,7 +131,8 @@ def _user_prefix(model: Model, opener: str) -> list[int]:
 
 def _start_answer(engine: Engine, user: Request, settings: DialogueSettings, chooser: random.Random) -> Request | None:
     tokenizer = engine.model.tokenizer
-    text = tokenizer.decode([t for t in user.tokens if t not in user.eos_ids][len(_user_prefix(engine.model, "")) :])
+    turn = user.tokens[len(_user_prefix(engine.model, "")) :]  # before the ends are left out: the prefix has some too
+    text = tokenizer.decode([t for t in turn if t not in user.eos_ids])
     if not text.strip():
         return None
     temperature = 0.8 if chooser.random() < SAMPLED_SHARE else 0.0

@@ -1,4 +1,5 @@
-"""Knobs that are no numbers: a set of blocks (``2/4/8``), a schedule from load to block (``8@2/5@4/1``), a file."""
+"""Knobs that are no numbers: a set of blocks (``2/4/8``), a schedule from load to block (``8@2/5@4/1``), a file, a
+word."""
 
 from __future__ import annotations
 
@@ -85,6 +86,22 @@ class FileKnob(Knob):
 
     def check(self, value: Any, policy: str) -> str:
         return str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceKnob(Knob):
+    """One word of ``choices``."""
+
+    choices: tuple[str, ...]
+    low: float = 0
+    high: float = 0
+    unit: str = ""
+
+    def check(self, value: Any, policy: str) -> str:
+        """The word, or a RecGuideError naming what is allowed."""
+        if value not in self.choices:
+            raise RecGuideError(f"policy {policy}: {self.name} is {value!r}; allowed: {', '.join(self.choices)}")
+        return value
 
 
 def _entry(text: str) -> tuple[str | None, str]:

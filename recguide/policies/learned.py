@@ -30,7 +30,7 @@ from recguide.engine.stats import StepRecord
 from recguide.errors import RecGuideError
 from recguide.models.loader import Model
 from recguide.policies.base import Knob, Policy, continuation, correction, opened
-from recguide.policies.knobs import FileKnob
+from recguide.policies.knobs import ChoiceKnob, FileKnob
 
 FILE = FileKnob(name="file", help="controller file (empty: the one shipped)")
 LATENCY = Knob(
@@ -50,6 +50,20 @@ EXPLORE = Knob(
 )
 ONLINE = Knob(name="online", default=1, low=0, high=1, unit="", help="1: recalibrate and time steps while running")
 
+USE = ChoiceKnob(
+    name="use",
+    default="all",
+    choices=("all", "overlap", "block", "trim"),
+    help="for ablations, one freedom alone: branches beside verification, sizes, or verifying a part",
+)
+ABLATION_BLOCK = 4  # drafts of every branch where sizes are not free
+FREEDOMS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "overlap": {"trim": False, "block": ABLATION_BLOCK},
+    "block": {"trim": False, "overlap": False},
+    "trim": {"overlap": False, "block": ABLATION_BLOCK},
+}
+
 TIMED_EVERY = 8  # steps between looks at how long a step really took
 PROBE_EVERY = 32  # steps between drafts while drifted, to see whether drafting works again
 PROBE_DRAFTS, PROBE_KIND = 3, "probe"
@@ -59,7 +73,7 @@ FLOOR_WEIGHT = 4.0  # what a token of a request below its floor counts at most
 class RecGuide(Policy):
     name = "recguide"
     summary = "the learned controller: one price for rows that verify, draft, correct and continue"
-    knobs = (FILE, LATENCY, FLOOR, EXPLORE, ONLINE)
+    knobs = (FILE, LATENCY, FLOOR, EXPLORE, ONLINE, USE)
     needs_signals = True
     learns = True
 
@@ -80,7 +94,7 @@ class RecGuide(Policy):
         self.fallbacks = (f"policy {self.name}: {missing}",) if missing else ()
         self.monitor = Monitor(self.controller.usual)
         self._forecast = Forecaster(self.controller, self.monitor)
-        self._points = OperatingPoints(self.controller, self._time, self.monitor)
+        self._points = OperatingPoints(self.controller, self._time, self.monitor, **FREEDOMS[self.use])
         self._steps, self._mix, self._branches = 0, Counter(), Counter()
         self._last: _Step | None = None
         self._attached = True

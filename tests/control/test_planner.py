@@ -151,3 +151,25 @@ def test_a_draft_ready_is_worth_more_the_longer_it_is():
     point = solve(device(1), samples(1, 128), Shape())
     for worth in (point.prices.ready, point.prices.ready_known):
         assert (worth[:, 0] == 0).all() and (np.diff(worth, axis=1) >= -1e-9).all()
+
+
+@pytest.mark.parametrize(
+    "shape", [Shape(trim=False), Shape(overlap=False), Shape(block=3), Shape(overlap=False, block=3)]
+)
+def test_less_freedom_is_worth_less(shape):
+    some = samples(1, 128)
+    free = solve(device(1), some, Shape()).prices.rate
+    assert 1 / device(1)(1, 0) - 1e-9 <= solve(device(1), some, shape).prices.rate <= free * 1.005
+
+
+def test_plans_keep_to_what_is_allowed():
+    some = samples(3, 40)
+    p = prices(0.03, 0.02, [0.4, 0.3, 0.2, 0.1], [0.5, 0.3, 0.2, 0.1])
+    second, held = np.full(some.open.shape, 0.4), np.arange(40) % 6
+    args = (some.open, second, np.zeros(40, int), p)
+    whole = Options(*args, Shape(trim=False)).best(held)
+    assert (whole.verify == held).all()
+    alone = Options(*args, Shape(overlap=False)).best(held)
+    assert not alone.draft_rows[held > 0].any() and alone.draft_rows[held == 0].all()
+    fixed = Options(*args, Shape(block=3)).best(held)
+    assert set(fixed.open.ravel()) | set(fixed.known.ravel()) <= {0, 3} and fixed.draft_rows.any()

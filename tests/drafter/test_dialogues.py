@@ -74,3 +74,17 @@ def test_nothing_is_written_when_there_are_enough(path, model):
     path.write_text("".join(LINES))
     write_dialogues(model, path, 3, SETTINGS, lambda *_: None)
     assert path.read_text() == "".join(LINES)
+
+
+@pytest.mark.slow
+def test_the_answer_is_to_the_whole_user_turn(real_float32):
+    """The chat prefix holds ends of turns of its own, which once cost every user turn its first token."""
+    import random
+
+    from recguide.drafter import dialogues
+    from recguide.engine.engine import Engine
+
+    engine = Engine(real_float32, "ar", max_concurrency=1, max_context=256)
+    user = engine.prepare(dialogues._user_prefix(real_float32, "You are my friend."))
+    answer = dialogues._start_answer(engine, user, DialogueSettings(answer_tokens=8), random.Random(0))
+    assert "user\nYou are my friend." in real_float32.tokenizer.decode(answer.prompt)
