@@ -11,14 +11,14 @@ from recguide.bench.measure import Bench, BenchSettings
 from recguide.bench.prompts import load_prompts, spread
 from recguide.bench.table import bench_table
 from recguide.commands.bench import caption, run_with_progress
-from recguide.commands.options import open_model
+from recguide.commands.options import open_model, say_fallbacks
 from recguide.engine.engine import Engine
 from recguide.engine.sampling import SamplingParams
 from recguide.engine.text import TextStream
 from recguide.models import embedded
 
 QUESTION = "Explain in a few sentences why the sky is blue during the day and red at sunset."
-POLICIES = ("ar", "linear:6", "ar-row:6", "quadratic:4")
+POLICIES = ("ar", "linear:6", "ar-row:5", "quadratic:3", "recguide")
 STYLES = ("bold green", "white")
 
 
@@ -26,11 +26,13 @@ def demo() -> None:
     """Watch a real 135M-parameter model answer by self-speculation, then see what it gains over AR. Two minutes.
 
     Text that appears together was drafted in one forward and verified in one: green is what the draft guessed right,
-    white is the verifier's own token.
+    white is the verifier's own token. The learned controller chooses what each forward does.
     """
     console = Console()
     model = open_model(embedded.NAME, None, None, "auto", console)
-    _watch(Engine(model, POLICIES[-1], max_concurrency=1), console)
+    engine = Engine(model, POLICIES[-1], max_concurrency=1)
+    say_fallbacks(engine.policy, console)
+    _watch(engine, console)
     prompts = spread(load_prompts(), 6)
     measured = Bench(model, prompts, BenchSettings(policies=POLICIES, concurrency=(1, 8), max_new_tokens=48, repeats=1))
     run_with_progress(measured, console, None)
