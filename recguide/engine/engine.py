@@ -281,7 +281,7 @@ class Engine:
         for item in work:
             self._cache.wrote(item.segment.slot, item.segment.rows)
         model, segments = self.model, [item.segment for item in work]
-        layout = build_layout(segments, model.config.mask_id, model.config.group_size, adapt_tokens=model.adapt_tokens)
+        layout = build_layout(segments, model.config.mask_id, adapt_tokens=model.adapt_tokens)
         return layout.to(self.model.backbone.device)
 
     def _forward(self, layout: Layout) -> Tensor:
