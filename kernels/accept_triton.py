@@ -11,7 +11,7 @@ from .accept import Accepted, StepDrafts
 NONE = tl.constexpr(2**30)  # no branch
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def accept_fwd_kernel(
     drafts_ptr, draft_starts_ptr, drawn_ptr, trunks_ptr, parents_ptr, firsts_ptr, unconditional_ptr, branch_starts_ptr,
     lengths_ptr, tokens_ptr, reused_ptr, width, MOST: tl.constexpr, BRANCHES: tl.constexpr,

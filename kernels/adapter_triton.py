@@ -13,10 +13,11 @@ from torch import Tensor
 
 from .backend import interpreting, processors
 
-BLOCK_R, BLOCK_K, BLOCK_N = 32, 64, 64
+BLOCK_R, BLOCK_K, BLOCK_N = 32, 128, 64
+WARPS, STAGES = 4, 2
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "steps"])
 def adapter_down_kernel(
     x_ptr, down_ptr, parts_ptr, rows, inputs, rank, stride_x, stride_down, steps,
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
@@ -39,7 +40,7 @@ def adapter_down_kernel(
     tl.store(parts_ptr + place, acc, mask=(row < rows)[:, None] & (r < rank)[None, :])
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "parts"])
 def adapter_up_kernel(
     parts_ptr, up_ptr, out_ptr, rows, rank, outputs, stride_up, stride_out, parts,
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
@@ -80,9 +81,11 @@ def add_low_rank_triton(out: Tensor, x: Tensor, down: Tensor, up: Tensor, first:
     low = torch.empty(parts, rows, rank, dtype=torch.float32, device=out.device)
     wide = x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and interpreting())
     adapter_down_kernel[(tiles, slices, parts)](
-        read, down, low, rows, inputs, rank, read.stride(0), down.stride(0), steps, block_m, BLOCK_R, BLOCK_K, wide
-    )
+        read, down, low, rows, inputs, rank, read.stride(0), down.stride(0), steps,
+        block_m, BLOCK_R, BLOCK_K, wide, num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
     adapter_up_kernel[(tiles, triton.cdiv(up.shape[0], BLOCK_N))](
-        low, up, served, rows, rank, up.shape[0], up.stride(0), served.stride(0), parts, block_m, BLOCK_R, BLOCK_N, wide
-    )
+        low, up, served, rows, rank, up.shape[0], up.stride(0), served.stride(0), parts,
+        block_m, BLOCK_R, BLOCK_N, wide, num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
     return out

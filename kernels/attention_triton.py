@@ -15,10 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .backend import interpreting, processors
+from .backend import capability, interpreting, processors
 from .rows import StepRows
 
 LOG2_E = 1.4426950408889634
+TABLES = ["order_ptr", "starts_ptr", "slots_ptr", "bounds_ptr"]
 FAR = tl.constexpr(2**30)  # beyond any key
 
 
@@ -48,7 +49,8 @@ def _absorb(
     return best, total * fade + tl.sum(p, 1), acc
 
 
-@triton.jit(do_not_specialize=["rows", "tiles"])  # they change from step to step
+# what changes from step to step must not make a kernel of its own
+@triton.jit(do_not_specialize=["rows", "tiles"], do_not_specialize_on_alignment=TABLES)
 def attention_fwd_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, parts_ptr, weights_ptr, order_ptr, starts_ptr, slots_ptr, bounds_ptr,
     rows, tiles, scale, stride_row, stride_head, stride_slot, stride_kv_head, stride_token,
@@ -137,34 +139,43 @@ def attention_join_kernel(
 
 
 class Tiling(NamedTuple):
-    """How the work is cut: pairs and keys a tile, programs that share a request's keys, warps and stages."""
+    """How the work is cut: pairs and keys a tile, warps and stages, and programs that share a request's keys."""
 
     block_m: int
     block_n: int
-    splits: int = 1
     warps: int = 4
     stages: int = 2
+    splits: int = 1
 
 
-def tiling_for(step: StepRows, group_size: int, kv_heads: int, head_dim: int, like: Tensor) -> Tiling:
-    """One choice from the shapes alone: nothing is tried out while requests wait."""
-    pairs = max(map(len, step.owned)) * group_size
-    narrow = like.element_size() == 2
-    most = (128 if head_dim <= 128 else 64) if narrow else (32 if head_dim <= 128 else 16)
+def tile_for(pairs: int, head_dim: int, bytes_each: int, major: int) -> Tiling:
+    """A tile for the largest request's (row, head) pairs, by head size, bytes of a number and compute capability.
+
+    One choice from the shapes alone, so that nothing is tried out while requests wait. Each fits in registers and
+    shared memory (``compiled``).
+    """
+    most = (128 if head_dim <= 128 else 64) if bytes_each == 2 else (32 if head_dim <= 128 else 16)
     block_m = min(max(16, triton.next_power_of_2(pairs)), most)
-    block_n = (64 if head_dim <= 128 else 32) if narrow else (32 if head_dim <= 128 else 16)
-    programs = sum(triton.cdiv(len(rows) * group_size, block_m) for rows in step.owned) * kv_heads
-    # two waves of programs, each with two blocks of keys or more, and no more parts than joining them is worth
-    most_splits = min(2 * processors(like.device) // programs, max(step.keys) // (2 * block_n), 32)
-    splits = 1 << (most_splits.bit_length() - 1) if most_splits > 1 else 1
-    return Tiling(block_m, block_n, splits, 8 if block_m == 128 else 4, 2 if head_dim <= 128 else 1)
+    if bytes_each == 4:
+        return Tiling(block_m, 32 if head_dim <= 64 else 16, 4, 2 if head_dim <= 128 else 1)
+    if head_dim > 128:
+        return Tiling(block_m, 32, 8 if block_m == 64 else 4, 1)
+    block_n = 32 if major < 9 and block_m >= 64 else 64  # before Hopper, operands of products take registers
+    return Tiling(block_m, block_n, {16: 2, 128: 8}.get(block_m, 4), 2)
+
+
+def splits_for(step: StepRows, tile: Tiling, group_size: int, kv_heads: int, processors: int) -> int:
+    """Programs that share a request's keys: two waves of them, two blocks of keys each or more, a power of two."""
+    programs = sum(triton.cdiv(len(rows) * group_size, tile.block_m) for rows in step.owned) * kv_heads
+    most = min(2 * processors // programs, max(step.keys) // (2 * tile.block_n), 32)
+    return 1 << (most.bit_length() - 1) if most > 1 else 1
 
 
 class TritonAttention:
     """``step_attention`` for Triton: the step's tables on the device, and the launch. See ``Tiling``."""
 
     def __init__(self, step: StepRows, group_size: int, scale: float, like: Tensor, tiling: Tiling | None = None):
-        self._step, self._group, self._scale, self._tiling = step, group_size, scale * LOG2_E, tiling
+        self._step, self._group, self._scale, self._cut = step, group_size, scale * LOG2_E, tiling
         order = [row for rows in step.owned for row in rows]
         starts = [0, *accumulate(map(len, step.owned))]
         columns = (order, starts, step.slots, step.limits + step.lows + step.highs)
@@ -175,9 +186,7 @@ class TritonAttention:
         """[rows, heads * head_dim]; q's last dimension and those of k and v [.., tokens, head_dim] must be dense."""
         rows, heads, head_dim = q.shape
         assert q.stride(2) == k.stride(3) == 1 and k.stride() == v.stride()
-        if self._tiling is None:
-            self._tiling = tiling_for(self._step, self._group, k.shape[1], head_dim, k)
-        cut = self._tiling
+        cut = self._cut = self._cut or self._choose(k)
         out = q.new_empty(rows, heads * head_dim)
         parts = weights = out
         if cut.splits > 1:
@@ -199,3 +208,10 @@ class TritonAttention:
                 out, parts, weights, rows * heads, head_dim, width, cut.splits, num_warps=1
             )
         return out
+
+    def _choose(self, k: Tensor) -> Tiling:
+        """The same for every layer of a step."""
+        kv_heads, head_dim = k.shape[1], k.shape[3]
+        pairs = max(map(len, self._step.owned)) * self._group
+        tile = tile_for(pairs, head_dim, k.element_size(), capability(k.device))
+        return tile._replace(splits=splits_for(self._step, tile, self._group, kv_heads, processors(k.device)))

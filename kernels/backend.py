@@ -66,6 +66,11 @@ def _triton(device: torch.device) -> tuple[bool, str]:
     return True, f"a GPU ({torch.cuda.get_device_name(device)})"
 
 
+def capability(device: torch.device) -> int:
+    """The major number of a GPU's compute capability; elsewhere that of a recent one."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
+
+
 @lru_cache(maxsize=8)
 def processors(device: torch.device) -> int:
     """Programs that run at once on a device: its multiprocessors; 1 under the interpreter."""

@@ -52,7 +52,7 @@ def _two_of_lane(x, token, first, first_id, second, second_id):
     return tl.where(better, x, first), tl.where(better, token, first_id), second, second_id
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def signals_fwd_kernel(
     logits_ptr, values_ptr, ids_ptr, states_ptr, temperature_ptr, vocab, mask_id, stride, blocks,
     ENTROPY: tl.constexpr, SIGNALS: tl.constexpr, SAMPLE: tl.constexpr, BLOCK: tl.constexpr,
@@ -106,7 +106,7 @@ def signals_fwd_kernel(
         tl.store(ids_ptr + 3 * place + 2, tl.min(tl.where(noisy == score, noisy_id, NONE)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def signals_join_kernel(
     values_ptr, ids_ptr, tokens_ptr, chances_ptr, summary_ptr, parts, vocab,
     ENTROPY: tl.constexpr, SIGNALS: tl.constexpr, SAMPLE: tl.constexpr, PARTS: tl.constexpr,
