@@ -54,12 +54,12 @@ def choose(device: torch.device) -> Choice:
 
 def _triton(device: torch.device) -> tuple[bool, str]:
     """Whether Triton can run on a device; the reason either way."""
+    if device.type != "cuda" and not interpreting():
+        return False, f"a {device.type} device; triton needs a GPU"
     if importlib.util.find_spec("triton") is None:
-        return False, "triton is not installed (pip install 'recguide[gpu]')"
+        return False, "triton is not installed (pip install 'recguide[triton]')"
     if interpreting():
         return True, "TRITON_INTERPRET is set: interpreted, for tests only"
-    if device.type != "cuda":
-        return False, f"a {device.type} device; triton needs a GPU"
     capability = torch.cuda.get_device_capability(device)
     if capability < OLDEST and torch.version.hip is None:
         return False, f"compute capability {capability[0]}.{capability[1]}; the kernels need {OLDEST[0]}.{OLDEST[1]}"

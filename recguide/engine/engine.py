@@ -27,6 +27,7 @@ from recguide.engine.sampling import SamplingParams
 from recguide.engine.stats import EngineStats, StepRecord
 from recguide.engine.text import StopMatcher
 from recguide.errors import RecGuideError
+from recguide.kernels.backend import Choice, choose
 from recguide.models.config import ModelConfig
 from recguide.models.loader import Model
 from recguide.policies import Policy, parse_policy
@@ -68,6 +69,7 @@ class Engine:
         self._policy = parse_policy(policy)
         self._concurrency = self._check_concurrency(max_concurrency if concurrency is None else concurrency)
         backbone = model.backbone
+        self.kernels = _kernels(backbone.device)
         self._adapter = model.fused_adapter
         self.adapter_enabled = True
         self._cache = KVCache(
@@ -418,6 +420,14 @@ class Engine:
             phases=clock.phases,
         )
         self.stats.add(self.last_step)
+
+
+def _kernels(device: torch.device) -> Choice:
+    """Which version of the kernels serves a device, and why; a fault of the user's choice is told before any work."""
+    try:
+        return choose(device)
+    except ValueError as fault:
+        raise RecGuideError(str(fault)) from None
 
 
 class _Clock:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
+from recguide.kernels.rows import StepRows
 
 from recguide.engine.layout import Segment, build_layout
 from recguide.engine.plan import Branch
-from recguide.kernels.rows import StepRows
 
 TOKEN = st.integers(0, 12)
 
