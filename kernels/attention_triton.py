@@ -175,7 +175,7 @@ class TritonAttention:
     """``step_attention`` for Triton: the step's tables on the device, and the launch. See ``Tiling``."""
 
     def __init__(self, step: StepRows, group_size: int, scale: float, like: Tensor, tiling: Tiling | None = None):
-        self._step, self._group, self._scale, self._cut = step, group_size, scale * LOG2_E, tiling
+        self._step, self._group, self._scale, self.tiling = step, group_size, scale * LOG2_E, tiling
         order = [row for rows in step.owned for row in rows]
         starts = [0, *accumulate(map(len, step.owned))]
         columns = (order, starts, step.slots, step.limits + step.lows + step.highs)
@@ -186,7 +186,7 @@ class TritonAttention:
         """[rows, heads * head_dim]; q's last dimension and those of k and v [.., tokens, head_dim] must be dense."""
         rows, heads, head_dim = q.shape
         assert q.stride(2) == k.stride(3) == 1 and k.stride() == v.stride()
-        cut = self._cut = self._cut or self._choose(k)
+        cut = self.tiling = self.tiling or self._choose(k)
         out = q.new_empty(rows, heads * head_dim)
         parts = weights = out
         if cut.splits > 1:
