@@ -157,7 +157,7 @@ def _alternatives(step: StepRows, shapes: Shapes, device, compiling: bool) -> di
     """torch's own ways; each takes q, k and v and returns the call that is timed."""
     rows = torch.tensor(step.owned, device=device)  # [requests, rows]: plans are equal here
     bounds = torch.tensor((step.limits, step.lows, step.highs), dtype=torch.int32)
-    blocked = blocked_keys(bounds[:, rows.cpu()], step.keys[0])
+    blocked = blocked_keys(bounds[:, rows.cpu()], 0, step.keys[0])
     seen = None if blocked is None else ~blocked[:, None].to(device)
     scale, group = shapes.head_dim**-0.5, shapes.heads // shapes.kv_heads
 

@@ -45,13 +45,14 @@ class Group:
     keys: int
     rows: Tensor
     real: Tensor | None  # flat places in [slots * padded] that are not padding; None: no padding
-    blocked: Tensor | None  # folded mask, True where a row may not look
+    blocked: Tensor | None  # folded mask of the keys from ``first`` on, True where a row may not look
+    first: int  # keys below are seen by all rows
 
     def to(self, device: torch.device) -> Group:
         def move(x: Tensor | None) -> Tensor | None:
             return None if x is None else x.to(device)
 
-        return Group(self.slots, self.keys, move(self.rows), move(self.real), move(self.blocked))
+        return Group(self.slots, self.keys, move(self.rows), move(self.real), move(self.blocked), self.first)
 
 
 def groups_of(step: StepRows, group_size: int) -> list[Group]:
@@ -73,7 +74,9 @@ def _group(step: StepRows, members: list[int], bounds: Tensor, group_size: int) 
     flat = torch.tensor([rows + (rows[-1:] or filler) * (width - len(rows)) for rows in places])  # padding repeats
     padded = any(len(rows) < width for rows in places)
     real = torch.tensor([i * width + j for i, rows in enumerate(places) for j in range(len(rows))]) if padded else None
-    return Group(slots, keys, flat, real, fold_mask(blocked_keys(bounds[:, flat], keys), group_size))
+    mine = bounds[:, flat]
+    first = min(int(mine[0].min()), keys)
+    return Group(slots, keys, flat, real, fold_mask(blocked_keys(mine, first, keys), group_size), first)
 
 
 def _span(slots: list[int]) -> list[int]:
@@ -82,12 +85,12 @@ def _span(slots: list[int]) -> list[int]:
     return list(range(first, last + 1)) if last - first + 1 <= 2 * len(slots) else slots
 
 
-def blocked_keys(bounds: Tensor, keys: int) -> Tensor | None:
-    """The one mask builder. bounds [3, requests, rows] = limit, low, high; True where a row may not look.
+def blocked_keys(bounds: Tensor, first: int, keys: int) -> Tensor | None:
+    """The one mask builder, for the keys from ``first`` to ``keys``. bounds [3, requests, rows] = limit, low, high.
 
-    None when every row sees every key.
+    True where a row may not look; None when every row sees every key.
     """
     limit, low, high = bounds[..., None]
-    key = torch.arange(keys, dtype=bounds.dtype)
+    key = torch.arange(first, keys, dtype=bounds.dtype)
     blocked = (key >= limit) & ((key < low) | (key >= high))
     return blocked if blocked.any() else None

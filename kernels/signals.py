@@ -14,7 +14,9 @@ from torch import Tensor
 from .backend import choose
 from .noise import gumbel
 
-ROWS = 4  # of a float32 copy at a time: it stays in a core's cache
+ROWS = 16  # of a float32 copy at a time: what is made of it stays in the processor's cache
+BLOCK = 128  # tokens whose maximum is looked at first
+LEAST = -200.0  # e to this is 0 in float32
 
 
 class Signals(NamedTuple):
@@ -60,19 +62,41 @@ def signals_reference(logits: Tensor, entropy: bool, top_k: int, mask_id: int | 
 
 
 def _signals(logits: Tensor, entropy: bool, top_k: int, mask_id: int | None) -> Signals:
-    wide = logits.float()
+    wide = _widened(logits)
     if mask_id is not None:
-        wide = wide.index_fill(1, torch.tensor([mask_id], device=wide.device), float("-inf"))
-    best, ids = wide.topk(max(2, top_k), -1)
-    normaliser = wide.logsumexp(-1, keepdim=True)
-    probabilities = (best[:, :2] - normaliser).exp()
-    spread = None
-    if entropy:
-        logs = wide - normaliser
-        # a token of probability 0 adds nothing; 0 * -inf would be NaN
-        spread = -torch.where(logs.isinf(), 0.0, logs.exp() * logs).sum(-1)
+        wide[:, mask_id] = float("-inf")
+    best, ids = _best(wide, logits.shape[1], max(2, top_k))
+    # clamped, so that an impossible token adds 0 * e^-LEAST to the entropy and not 0 * inf
+    below = wide.sub_(best[:, :1]).clamp_(min=LEAST)
+    weights = below.exp()
+    total = weights.sum(-1)
+    probabilities = (best[:, :2] - best[:, :1]).exp() / total[:, None]
+    normaliser = total.log()
+    spread = normaliser - below.mul_(weights).sum(-1) / total if entropy else None
     top = (ids[:, :top_k], best[:, :top_k]) if top_k else (None, None)
-    return Signals(ids[:, :2], probabilities, normaliser[:, 0], spread, *top)
+    return Signals(ids[:, :2], probabilities, best[:, 0] + normaliser, spread, *top)
+
+
+def _widened(logits: Tensor) -> Tensor:
+    """A float32 copy, with impossible tokens behind the last up to a multiple of BLOCK."""
+    rows, vocab = logits.shape
+    wide = torch.empty(rows, -(-vocab // BLOCK) * BLOCK, dtype=torch.float32, device=logits.device)
+    wide[:, vocab:] = float("-inf")
+    wide[:, :vocab] = logits
+    return wide
+
+
+def _best(wide: Tensor, vocab: int, count: int) -> tuple[Tensor, Tensor]:
+    """Values and ids of the best tokens, best first. They are in the blocks with the best maxima, which are few."""
+    blocks = wide.view(len(wide), -1, BLOCK)
+    if blocks.shape[1] > count:
+        where = blocks.amax(-1).topk(count, -1).indices  # [rows, count]
+        inside = blocks.gather(1, where[:, :, None].expand(-1, -1, BLOCK)).flatten(1)
+        best, places = inside.topk(count, -1)
+        ids = where.gather(1, places // BLOCK) * BLOCK + places % BLOCK
+        if not best[:, -1].isneginf().any():  # else it may be a token behind the last
+            return best, ids
+    return wide[:, :vocab].topk(count, -1)
 
 
 def sample(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:

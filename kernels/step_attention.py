@@ -78,4 +78,4 @@ def _mask(group: Group, dtype: torch.dtype) -> Tensor | None:
     """A single request's mask as scores to add, made once for all layers; several requests' as it is."""
     if group.blocked is None or len(group.slots) > 1:
         return group.blocked
-    return additive(group.blocked, dtype)
+    return additive(group.blocked, dtype, group.keys)

@@ -188,7 +188,7 @@ def main(
     device: Device = None,
     adapter: Adapter = "auto",
 ) -> None:
-    """Time attention and signals within steps. Nothing else should run on the machine. Ctrl-C keeps what is measured."""
+    """Time attention and signals within steps; nothing else should run on the machine. Ctrl-C keeps what is done."""
     if json_out is not None:
         check_writable(json_out)
     console = Console()

@@ -79,7 +79,8 @@ def test_a_block_is_what_the_engine_lays_out():
         (group,) = groups_of(layout.attention, 1)
         sees = ~group.blocked[0, 0, drafts] if group.blocked is not None else None
         for row in range(block.rows):
-            keys = set(range(group.keys)) if sees is None else set(sees[row].nonzero()[:, 0].tolist())
+            tail = range(group.keys - group.first) if sees is None else sees[row].nonzero()[:, 0].tolist()
+            keys = {*range(group.first), *(group.first + i for i in tail)}
             text = {k for k in keys if k < own}
             assert text == {k for k in packed.allowed[row].nonzero()[:, 0].tolist() if k < len(tokens)}
             assert len(keys - text) == block.rows

@@ -62,9 +62,9 @@ def seen(layout):
             request, column = divmod(place, width)
             visible = set(range(group.keys))
             if group.blocked is not None:
-                folded = group.blocked[request, 0].view(GROUP_SIZE, width, group.keys)[:, column]
+                folded = group.blocked[request, 0].view(GROUP_SIZE, width, group.keys - group.first)[:, column]
                 assert (folded == folded[0]).all()
-                visible -= set(folded[0].nonzero()[:, 0].tolist())
+                visible -= {group.first + key for key in folded[0].nonzero()[:, 0].tolist()}
             row = int(group.rows[request, column])
             assert row not in found
             found[row] = (group.slots[request], visible)
