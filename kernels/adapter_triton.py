@@ -13,7 +13,8 @@ from torch import Tensor
 
 from .backend import interpreting, processors
 
-BLOCK_R, BLOCK_K, BLOCK_N = 32, 128, 64
+BLOCK_R, BLOCK_N = 32, 64
+BLOCK_K = {2: 128, 4: 32}  # by bytes of a number
 WARPS, STAGES = 4, 2
 
 
@@ -75,14 +76,15 @@ def add_low_rank_triton(out: Tensor, x: Tensor, down: Tensor, up: Tensor, first:
         return out
     block_m = min(max(16, triton.next_power_of_2(rows)), 64)
     tiles, slices = triton.cdiv(rows, block_m), triton.cdiv(rank, BLOCK_R)
-    blocks = triton.cdiv(inputs, BLOCK_K)
+    block_k = BLOCK_K[x.element_size()]
+    blocks = triton.cdiv(inputs, block_k)
     steps = triton.cdiv(blocks, min(blocks, max(1, processors(out.device) // (tiles * slices)), 16))
     parts = triton.cdiv(blocks, steps)
     low = torch.empty(parts, rows, rank, dtype=torch.float32, device=out.device)
     wide = x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and interpreting())
     adapter_down_kernel[(tiles, slices, parts)](
         read, down, low, rows, inputs, rank, read.stride(0), down.stride(0), steps,
-        block_m, BLOCK_R, BLOCK_K, wide, num_warps=WARPS, num_stages=STAGES,
+        block_m, BLOCK_R, block_k, wide, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     adapter_up_kernel[(tiles, triton.cdiv(up.shape[0], BLOCK_N))](
         low, up, served, rows, rank, up.shape[0], up.stride(0), served.stride(0), parts,

@@ -157,7 +157,7 @@ def tile_for(pairs: int, head_dim: int, bytes_each: int, major: int) -> Tiling:
     most = (128 if head_dim <= 128 else 64) if bytes_each == 2 else (32 if head_dim <= 128 else 16)
     block_m = min(max(16, triton.next_power_of_2(pairs)), most)
     if bytes_each == 4:
-        return Tiling(block_m, 32 if head_dim <= 64 else 16, 4, 2 if head_dim <= 128 else 1)
+        return Tiling(block_m, 16, 4, 2) if head_dim <= 128 else Tiling(block_m, 16, 2, 1)
     if head_dim > 128:
         return Tiling(block_m, 32, 8 if block_m == 64 else 4, 1)
     block_n = 32 if major < 9 and block_m >= 64 else 64  # before Hopper, operands of products take registers

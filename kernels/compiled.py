@@ -57,6 +57,7 @@ ATTENTION = (
     *(("bfloat16", 256, pairs, splits) for pairs, splits in ((4, 8), (999, 1))),
     ("bfloat16", 16, 999, 1),
     ("float16", 64, 36, 2),
+    ("float32", 128, 4, 8),
     *(("float32", head_dim, 999, 1) for head_dim in (64, 128, 256)),
 )
 """(dtype, head_dim, pairs of rows and heads, splits)"""
@@ -88,7 +89,7 @@ def cases(arch: int) -> Iterator[Case]:
     for dtype in ("bfloat16", "float32"):
         kind, base = f"*{SHORT[dtype]}", {"BLOCK_M": 64, "BLOCK_R": adapter_triton.BLOCK_R, "WIDE": dtype == "float32"}
         down = {"x_ptr": kind, "down_ptr": kind, "parts_ptr": "*fp32"}
-        constants = base | {"BLOCK_K": adapter_triton.BLOCK_K}
+        constants = base | {"BLOCK_K": adapter_triton.BLOCK_K[4 if dtype == "float32" else 2]}
         yield Case(f"adapter down {dtype}", adapter_triton.adapter_down_kernel, down, constants, *shape)
         up = {"parts_ptr": "*fp32", "up_ptr": kind, "out_ptr": kind}
         constants = base | {"BLOCK_N": adapter_triton.BLOCK_N}
