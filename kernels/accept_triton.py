@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from .accept import Accepted, StepDrafts
+from .backend import launching
 
 NONE = tl.constexpr(2**30)  # no branch
 
@@ -50,5 +51,6 @@ def accept_triton(step: StepDrafts, most: int, most_branches: int) -> Accepted:
     tokens = torch.empty(requests, most + 1, dtype=torch.int64, device=device)
     if requests:
         widths = triton.next_power_of_2(most + 1), triton.next_power_of_2(max(most_branches, 1))
-        accept_fwd_kernel[(requests,)](*step, lengths, tokens, reused, most + 1, *widths, num_warps=1)
+        with launching(device):
+            accept_fwd_kernel[(requests,)](*step, lengths, tokens, reused, most + 1, *widths, num_warps=1)
     return Accepted(lengths, tokens, reused)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .backend import interpreting, processors
+from .backend import interpreting, launching, processors
 
 BLOCK_R, BLOCK_N = 32, 64
 BLOCK_K = {2: 128, 4: 32}  # by bytes of a number
@@ -82,12 +82,13 @@ def add_low_rank_triton(out: Tensor, x: Tensor, down: Tensor, up: Tensor, first:
     parts = triton.cdiv(blocks, steps)
     low = torch.empty(parts, rows, rank, dtype=torch.float32, device=out.device)
     wide = x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and interpreting())
-    adapter_down_kernel[(tiles, slices, parts)](
-        read, down, low, rows, inputs, rank, read.stride(0), down.stride(0), steps,
-        block_m, BLOCK_R, block_k, wide, num_warps=WARPS, num_stages=STAGES,
-    )  # fmt: skip
-    adapter_up_kernel[(tiles, triton.cdiv(up.shape[0], BLOCK_N))](
-        low, up, served, rows, rank, up.shape[0], up.stride(0), served.stride(0), parts,
-        block_m, BLOCK_R, BLOCK_N, wide, num_warps=WARPS, num_stages=STAGES,
-    )  # fmt: skip
+    with launching(out.device):
+        adapter_down_kernel[(tiles, slices, parts)](
+            read, down, low, rows, inputs, rank, read.stride(0), down.stride(0), steps,
+            block_m, BLOCK_R, block_k, wide, num_warps=WARPS, num_stages=STAGES,
+        )  # fmt: skip
+        adapter_up_kernel[(tiles, triton.cdiv(up.shape[0], BLOCK_N))](
+            low, up, served, rows, rank, up.shape[0], up.stride(0), served.stride(0), parts,
+            block_m, BLOCK_R, BLOCK_N, wide, num_warps=WARPS, num_stages=STAGES,
+        )  # fmt: skip
     return out

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .backend import capability, interpreting, processors
+from .backend import capability, interpreting, launching, processors
 from .rows import StepRows
 
 LOG2_E = 1.4426950408889634
@@ -197,16 +197,17 @@ class TritonAttention:
         width = max(16, triton.next_power_of_2(head_dim))
         # the interpreter computes bfloat16 wrongly without a word; a GPU multiplies it as it is
         wide = q.dtype == torch.float32 or (q.dtype == torch.bfloat16 and interpreting())
-        attention_fwd_kernel[grid](
-            q, k, v, out, parts, weights, *self._tables,
-            rows, tiles, self._scale, *q.stride()[:2], *k.stride()[:3],
-            heads, self._group, head_dim, width, cut.block_m, cut.block_n, cut.splits, wide,
-            num_warps=cut.warps, num_stages=cut.stages,
-        )  # fmt: skip
-        if cut.splits > 1:
-            attention_join_kernel[(rows * heads,)](
-                out, parts, weights, rows * heads, head_dim, width, cut.splits, num_warps=1
-            )
+        with launching(q.device):
+            attention_fwd_kernel[grid](
+                q, k, v, out, parts, weights, *self._tables,
+                rows, tiles, self._scale, *q.stride()[:2], *k.stride()[:3],
+                heads, self._group, head_dim, width, cut.block_m, cut.block_n, cut.splits, wide,
+                num_warps=cut.warps, num_stages=cut.stages,
+            )  # fmt: skip
+            if cut.splits > 1:
+                attention_join_kernel[(rows * heads,)](
+                    out, parts, weights, rows * heads, head_dim, width, cut.splits, num_warps=1
+                )
         return out
 
     def _choose(self, k: Tensor) -> Tiling:

@@ -6,6 +6,7 @@ versions on a CPU, a thousand times slower: for tests. Knows nothing of what the
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 from functools import lru_cache
@@ -64,6 +65,11 @@ def _triton(device: torch.device) -> tuple[bool, str]:
     if capability < OLDEST and torch.version.hip is None:
         return False, f"compute capability {capability[0]}.{capability[1]}; the kernels need {OLDEST[0]}.{OLDEST[1]}"
     return True, f"a GPU ({torch.cuda.get_device_name(device)})"
+
+
+def launching(device: torch.device) -> contextlib.AbstractContextManager:
+    """Kernels are launched on the tensors' device, whichever is the thread's own."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def capability(device: torch.device) -> int:

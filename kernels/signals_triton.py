@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .backend import processors
+from .backend import launching, processors
 from .noise import FACTORS, TOKEN_OFFSET, states
 from .signals import Signals
 
@@ -172,9 +172,12 @@ def _run(logits: Tensor, mask_id: int | None, noise: tuple[Tensor, Tensor] | Non
     tokens = torch.empty(rows, 3, dtype=torch.int64, device=device)
     chances, summary = torch.empty(rows, 2, device=device), torch.empty(rows, 2, device=device)
     state, temperature = noise or (ids, values)
-    if rows:
+    mask = -1 if mask_id is None else mask_id
+    if not rows:
+        return tokens, chances, summary
+    with launching(device):
         signals_fwd_kernel[(rows, parts)](
-            logits, values, ids, state, temperature, vocab, -1 if mask_id is None else mask_id, logits.stride(0), each,
+            logits, values, ids, state, temperature, vocab, mask, logits.stride(0), each,
             entropy, wanted, noise is not None, block, num_warps=8 if block >= 2048 else 4,
         )  # fmt: skip
         signals_join_kernel[(rows,)](
@@ -194,7 +197,8 @@ def _top(logits: Tensor, top_k: int, mask_id: int | None) -> tuple[Tensor, Tenso
     ids = torch.empty(rows, blocks, top_k, dtype=torch.int32, device=logits.device)
     if rows:
         mask = -1 if mask_id is None else mask_id
-        top_k_fwd_kernel[(rows, blocks)](logits, values, ids, vocab, mask, logits.stride(0), top_k, block)
+        with launching(logits.device):
+            top_k_fwd_kernel[(rows, blocks)](logits, values, ids, vocab, mask, logits.stride(0), top_k, block)
     best = values.flatten(1).topk(top_k, -1)
     return ids.flatten(1).gather(1, best.indices).long(), best.values
 
