@@ -23,15 +23,18 @@ def attention(q: Tensor, k: Tensor, v: Tensor, blocked: Tensor | None, scale: fl
     """softmax(q k^T * scale) v over the keys that are not blocked.
 
     q [requests, rows, heads, head_dim]; k, v [requests, kv_heads, keys, head_dim]; blocked is bool, folded by
-    ``fold_mask``, True where a row may not look, or None. For a single request it may be given as ``additive`` scores,
-    made once for many calls. Every row must see at least one key. Among several requests a blocked key may hold any
-    bits, NaN included; blocked values must be finite. Returns [requests, rows, heads * head_dim].
+    ``fold_mask``, True where a row may not look, or None. It may tell of the last keys only, where all rows see those
+    before. For a single request it may be given as ``additive`` scores, made once for many calls. Every row must see
+    at least one key. Among several requests a blocked key may hold any bits, NaN included; blocked values must be
+    finite. Returns [requests, rows, heads * head_dim].
     """
     requests, rows, heads, width = q.shape
     kv_heads = k.shape[1]
     folded = _fold(q, kv_heads)
     if requests == 1:
-        mask = additive(blocked, q.dtype) if blocked is not None and blocked.dtype == torch.bool else blocked
+        mask = blocked
+        if blocked is not None and blocked.dtype == torch.bool:
+            mask = additive(blocked, q.dtype, k.shape[2])
         out = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scale)
     else:
         out = _batched(folded, k, v, blocked, scale)
@@ -41,9 +44,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, blocked: Tensor | None, scale: fl
     return out.permute(0, 3, 1, 2, 4).reshape(requests, rows, heads * width)
 
 
-def additive(blocked: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask as scores to add: -inf where blocked."""
-    return torch.zeros_like(blocked, dtype=dtype).masked_fill_(blocked, float("-inf"))
+def additive(blocked: Tensor, dtype: torch.dtype, keys: int) -> Tensor:
+    """The mask as scores to add to those of all ``keys``: -inf where blocked."""
+    scores = torch.zeros(*blocked.shape[:-1], keys, dtype=dtype, device=blocked.device)
+    scores[..., keys - blocked.shape[-1] :].masked_fill_(blocked, float("-inf"))
+    return scores
 
 
 def _fold(q: Tensor, kv_heads: int) -> Tensor:
@@ -59,5 +64,5 @@ def _batched(q: Tensor, k: Tensor, v: Tensor, blocked: Tensor | None, scale: flo
     # a dense k keeps the product on oneDNN's path: the copy costs a tenth of what it saves
     scores = torch.matmul(q * scale, k.contiguous().transpose(-1, -2))
     if blocked is not None:
-        scores.masked_fill_(blocked, float("-inf"))
+        scores[..., scores.shape[-1] - blocked.shape[-1] :].masked_fill_(blocked, float("-inf"))
     return torch.matmul(torch.softmax(scores, -1), v)

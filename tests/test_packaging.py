@@ -4,6 +4,7 @@ Knows nothing of what the modules do. The wheel is tried in an environment of it
 the running one but not its install of this project: `python -m pytest tests/test_packaging.py`.
 """
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -159,6 +160,8 @@ def test_faults_are_found(tmp_path, file, fault, name):
 def test_wheel_imports_from_its_own_files(installed):
     loaded = json.loads(installed.run(installed.python, "-I", "-c", IMPORT_ALL).splitlines()[-1])
     assert set(loaded) == set(modules(ROOT))
+    if importlib.util.find_spec("triton") is None:  # an extra: its kernels are imported where they run
+        loaded = {name: file for name, file in loaded.items() if "No module named 'triton'" not in file}
     assert {name: file for name, file in loaded.items() if not file.startswith(str(installed.site))} == {}
 
 

@@ -70,7 +70,7 @@ class Ours:
     def _run(self, tokens: list[list[int]], cached: int) -> Tensor:
         model = self._model
         segments = [Segment(s, cached, tuple(t), len(t)) for s, t in zip(self._slots, tokens, strict=True)]
-        layout = build_layout(segments, model.config.mask_id, model.config.group_size).to(model.backbone.device)
+        layout = build_layout(segments, model.config.mask_id).to(model.backbone.device)
         attend = StepAttention(self._cache, layout, model.config)
         return model.backbone.logits(model.backbone.forward(layout.tokens, layout.positions, attend))
 

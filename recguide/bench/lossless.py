@@ -121,6 +121,6 @@ def next_logits(model: Model, prefix: list[int]) -> torch.Tensor:
     """Logits [vocab] float32 behind ``prefix``, from one causal forward over all of it."""
     config, backbone = model.config, model.backbone
     cache = KVCache(config, 1, len(prefix), 0, backbone.dtype, backbone.device)
-    layout = build_layout([Segment(0, 0, tuple(prefix), 1)], config.mask_id, config.group_size).to(backbone.device)
+    layout = build_layout([Segment(0, 0, tuple(prefix), 1)], config.mask_id).to(backbone.device)
     hidden = backbone.forward(layout.tokens, layout.positions, StepAttention(cache, layout, config))
     return backbone.logits(hidden[layout.logit_rows])[0].float()

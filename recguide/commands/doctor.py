@@ -14,6 +14,7 @@ from rich.table import Table
 
 from recguide import __version__
 from recguide.errors import RecGuideError
+from recguide.kernels.backend import TRITON, choose
 from recguide.models import embedded
 from recguide.models.adapter import load_adapter
 from recguide.models.cache_dir import cache_dir
@@ -58,8 +59,17 @@ def _device() -> list[tuple[str, str, str]]:
     rows.append(
         (GOOD if packed or device.type == "cuda" else NOTE, "linear maps", "oneDNN, prepacked" if packed else "torch")
     )
-    rows.append((GOOD, "attention, signals", "torch reference"))
-    return rows
+    return [*rows, _kernels(device)]
+
+
+def _kernels(device: torch.device) -> tuple[str, str, str]:
+    try:
+        backend, reason = choose(device)
+    except ValueError as fault:
+        return BAD, "attention, signals", str(fault)
+    name = "Triton" if backend == TRITON else "torch reference"
+    expected = backend == TRITON or device.type == "cpu"
+    return GOOD if expected else NOTE, "attention, signals", f"{name}: {reason}"
 
 
 def _model() -> list[tuple[str, str, str]]:

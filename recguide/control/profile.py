@@ -44,7 +44,7 @@ class DryStep:
         """Milliseconds from the plan to the drawn tokens."""
         model, started = self._model, time.perf_counter()
         config, backbone = model.config, model.backbone
-        layout = build_layout(self._segments, config.mask_id, config.group_size)
+        layout = build_layout(self._segments, config.mask_id)
         layout = layout.to(backbone.device)
         hidden = backbone.forward(
             layout.tokens,

@@ -341,7 +341,8 @@ class CleanText:
 
     def mask(self, allowed: Tensor) -> Tensor:
         """What draft rows see of this text and of themselves, as scores to add."""
-        return additive(fold_mask(~allowed[None].to(self.tokens.device), self._group_size), self.keys[0].dtype)
+        blocked = fold_mask(~allowed[None].to(self.tokens.device), self._group_size)
+        return additive(blocked, self.keys[0].dtype, allowed.shape[-1])
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         """Attention of draft rows over this text and themselves."""

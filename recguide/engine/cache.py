@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recguide.engine.layout import Group, Layout
+from recguide.engine.layout import Layout
 from recguide.errors import RecGuideError
-from recguide.kernels.attention import additive, attention
+from recguide.kernels.step_attention import step_attention
 from recguide.models.config import ModelConfig
 
 
@@ -75,58 +75,22 @@ class KVCache:
 
 
 class StepAttention:
-    """The backbone's ``attend`` for one step: write K/V behind each request, then attend group by group."""
+    """The backbone's ``attend`` for one step: write the rows' K/V behind each request, then attend over the cache."""
 
     def __init__(self, cache: KVCache, layout: Layout, config: ModelConfig):
-        self.cache, self.layout = cache, layout
-        self.scale = config.head_dim**-0.5
-        self.heads = config.num_heads
-        self.masks = [_mask(group, cache.k.dtype) for group in layout.groups]
-        only = layout.groups[0] if len(layout.groups) == 1 else None
-        # with one request and in-order rows, q needs no gathering and the output no scattering
-        self.in_order = only is not None and only.real is None and len(only.slots) * only.rows.shape[1] == layout.rows
-        self.in_order = self.in_order and bool((only.rows.reshape(-1).diff() == 1).all())
+        self._cache, self._layout = cache, layout
+        self._attend = step_attention(layout.attention, config.group_size, config.head_dim**-0.5, cache.k)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        layout, cache = self.layout, self.cache
+        layout, cached_k, cached_v = self._layout, self._cache.k[layer], self._cache.v[layer]
         if layout.first_draft_row < layout.rows:
             self._clear_non_finite(k[layout.first_draft_row :], v[layout.first_draft_row :])
-        cache.k[layer][layout.row_slots, :, layout.row_keys] = k
-        cache.v[layer][layout.row_slots, :, layout.row_keys] = v
-        if self.in_order:
-            group = layout.groups[0]
-            grouped = q.view(len(group.slots), -1, self.heads, q.shape[-1])
-            return self._attend(layer, group, grouped, self.masks[0]).reshape(len(q), -1)
-        out = q.new_empty(len(q), self.heads * q.shape[-1])
-        for group, mask in zip(layout.groups, self.masks, strict=True):
-            made = self._attend(layer, group, q[group.rows], mask).flatten(0, 1)
-            if group.real is None:
-                out[group.rows.reshape(-1)] = made
-            else:
-                out[group.rows.reshape(-1)[group.real]] = made[group.real]
-        return out
+        cached_k[layout.row_slots, :, layout.row_keys] = k
+        cached_v[layout.row_slots, :, layout.row_keys] = v
+        return self._attend(q, cached_k, cached_v)
 
     @staticmethod
     def _clear_non_finite(*drafts: Tensor) -> None:
         """Zeros for what is not finite in draft rows: a masked value still meets a weight of 0, and 0 * NaN is NaN."""
         for rows in drafts:
             rows.nan_to_num_(0.0, 0.0, 0.0)
-
-    def _attend(self, layer: int, group: Group, q: Tensor, mask: Tensor | None) -> Tensor:
-        k = self._read(self.cache.k[layer], group)
-        v = self._read(self.cache.v[layer], group)
-        return attention(q, k, v, mask, self.scale)
-
-    def _read(self, stored: Tensor, group: Group) -> Tensor:
-        """[requests, kv_heads, keys, head_dim]: a view when the slots are neighbours, else a copy."""
-        first, count = group.slots[0], len(group.slots)
-        if group.slots[-1] - first == count - 1:
-            return stored[first : first + count, :, : group.keys]
-        return stored[group.slots, :, : group.keys]
-
-
-def _mask(group: Group, dtype: torch.dtype) -> Tensor | None:
-    """A single request's mask as scores to add, made once for all layers; several requests' as it is."""
-    if group.blocked is None or len(group.slots) > 1:
-        return group.blocked
-    return additive(group.blocked, dtype)

@@ -27,6 +27,7 @@ from recguide.engine.sampling import SamplingParams
 from recguide.engine.stats import EngineStats, StepRecord
 from recguide.engine.text import StopMatcher
 from recguide.errors import RecGuideError
+from recguide.kernels.backend import Choice, choose
 from recguide.models.config import ModelConfig
 from recguide.models.loader import Model
 from recguide.policies import Policy, parse_policy
@@ -68,6 +69,7 @@ class Engine:
         self._policy = self._attached(policy)
         self._concurrency = self._check_concurrency(max_concurrency if concurrency is None else concurrency)
         backbone = model.backbone
+        self.kernels = _kernels(backbone.device)
         self._adapter = model.fused_adapter
         self.adapter_enabled = True
         self._cache = KVCache(
@@ -288,7 +290,7 @@ class Engine:
         for item in work:
             self._cache.wrote(item.segment.slot, item.segment.rows)
         model, segments = self.model, [item.segment for item in work]
-        layout = build_layout(segments, model.config.mask_id, model.config.group_size, adapt_tokens=model.adapt_tokens)
+        layout = build_layout(segments, model.config.mask_id, adapt_tokens=model.adapt_tokens)
         return layout.to(self.model.backbone.device)
 
     def _forward(self, layout: Layout) -> Tensor:
@@ -431,6 +433,14 @@ class Engine:
             phases=clock.phases,
         )
         self.stats.add(self.last_step)
+
+
+def _kernels(device: torch.device) -> Choice:
+    """Which version of the kernels serves a device, and why; a fault of the user's choice is told before any work."""
+    try:
+        return choose(device)
+    except ValueError as fault:
+        raise RecGuideError(str(fault)) from None
 
 
 class _Clock:

@@ -2,7 +2,7 @@
 
 Flat order: the trunk rows of every request, then the branch rows of every request (their known tokens first, where the
 adapter does not serve these), so that the draft adapter serves one slice. Nothing is padded, except inside attention,
-where requests with a similar number of rows share a product.
+where requests with a similar number of rows may share a product (``recguide.kernels`` decides).
 
 One rule says what a row sees (keys are numbered within a request: ``n`` cached ones, then this step's rows in local
 order, trunk first): keys below ``limit``, and keys in its own segment ``[low, high)``.
@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from recguide.engine.plan import Branch
-from recguide.kernels.attention import fold_mask
+from recguide.kernels.rows import StepRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +40,6 @@ class Segment:
 
 
 @dataclass(slots=True)
-class Group:
-    """Requests whose attention is computed together. ``rows`` [slots, padded] are flat row numbers.
-
-    ``slots`` may hold slots of no request of the group; their rows are padding too.
-    """
-
-    slots: list[int]
-    keys: int
-    rows: Tensor
-    real: Tensor | None  # flat places in [slots * padded] that are not padding; None: no padding
-    blocked: Tensor | None  # folded mask, True where a row may not look
-
-    def to(self, device: torch.device) -> Group:
-        def move(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x.to(device)
-
-        return Group(self.slots, self.keys, move(self.rows), move(self.real), move(self.blocked))
-
-
-@dataclass(slots=True)
 class Layout:
     """A step as arrays. ``trunk_logits[i]`` and ``branch_logits[i][b]`` are slices of the logits, per segment.
 
@@ -74,7 +53,7 @@ class Layout:
     logit_rows: Tensor
     row_slots: Tensor
     row_keys: Tensor
-    groups: list[Group]
+    attention: StepRows
     trunk_logits: list[slice]
     branch_logits: list[list[slice]]
     all_rows_scored: bool
@@ -89,7 +68,6 @@ class Layout:
             return self
         move = {f.name: getattr(self, f.name) for f in fields(self)}
         moved = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in move.items()}
-        moved["groups"] = [group.to(device) for group in self.groups]
         return Layout(**moved)
 
 
@@ -117,8 +95,8 @@ class _Rows:
         return range(first, first + count)
 
 
-def build_layout(segments: list[Segment], mask_id: int, group_size: int, *, adapt_tokens: bool = True) -> Layout:
-    """Lay out the segments of one step. ``group_size`` is query heads per K/V head.
+def build_layout(segments: list[Segment], mask_id: int, *, adapt_tokens: bool = True) -> Layout:
+    """Lay out the segments of one step.
 
     Without ``adapt_tokens`` the known tokens of branches are causal rows on the plain weights, like the trunk's.
     """
@@ -135,7 +113,14 @@ def build_layout(segments: list[Segment], mask_id: int, group_size: int, *, adap
         logit_rows=torch.tensor(rows.logits, dtype=torch.int64),
         row_slots=torch.tensor(rows.slots),
         row_keys=torch.tensor(rows.keys),
-        groups=_groups(segments, rows, group_size),
+        attention=StepRows(
+            slots=[s.slot for s in segments],
+            owned=rows.owned,
+            keys=[s.cached + s.rows for s in segments],
+            limits=rows.limits,
+            lows=rows.lows,
+            highs=rows.highs,
+        ),
         trunk_logits=trunk_logits,
         branch_logits=branch_logits,
         all_rows_scored=rows.logits == list(range(len(rows.tokens))),
@@ -191,48 +176,3 @@ def _add_branches(rows: _Rows, index: int, s: Segment, mask_id: int, heads: list
         slices.append(slice(first, len(rows.logits)))
         key += branch.rows
     return slices
-
-
-def _groups(segments: list[Segment], rows: _Rows, group_size: int) -> list[Group]:
-    """Requests with the same number of rows, rounded up to a power of two, share a group, in slot order."""
-    buckets: dict[int, list[int]] = {}
-    for index in sorted(range(len(segments)), key=lambda i: segments[i].slot):
-        buckets.setdefault((segments[index].rows - 1).bit_length(), []).append(index)
-    columns = np.array((rows.limits, rows.lows, rows.highs))
-    return [_group([segments[i] for i in m], [rows.owned[i] for i in m], columns, group_size) for m in buckets.values()]
-
-
-def _group(segments: list[Segment], owned: list[list[int]], columns: np.ndarray, group_size: int) -> Group:
-    width = max(len(o) for o in owned)
-    keys = max(s.cached + s.rows for s in segments)
-    by_slot = dict(zip((s.slot for s in segments), owned, strict=True))
-    slots = _span(list(by_slot))
-    places = [by_slot.get(slot, []) for slot in slots]
-    filler = owned[0][-1:]
-    flat = np.array([o + (o[-1:] or filler) * (width - len(o)) for o in places])  # padding repeats a row
-    padded = any(len(o) < width for o in places)
-    real = np.array([i * width + j for i, o in enumerate(places) for j in range(len(o))]) if padded else None
-    return Group(
-        slots=slots,
-        keys=keys,
-        rows=torch.from_numpy(flat),
-        real=None if real is None else torch.from_numpy(real),
-        blocked=fold_mask(blocked_keys(columns[:, flat], keys), group_size),
-    )
-
-
-def _span(slots: list[int]) -> list[int]:
-    """The slots to read. Where most of a range is wanted, the whole range: a view of the cache instead of a copy."""
-    first, last = min(slots), max(slots)
-    return list(range(first, last + 1)) if last - first + 1 <= 2 * len(slots) else slots
-
-
-def blocked_keys(columns: np.ndarray, keys: int) -> Tensor | None:
-    """The one mask builder. columns [3, requests, rows] = limit, low, high; True where a row may not look.
-
-    None when every row sees every key.
-    """
-    limit, low, high = columns[..., None]
-    key = np.arange(keys)
-    blocked = (key >= limit) & ((key < low) | (key >= high))
-    return torch.from_numpy(blocked) if blocked.any() else None

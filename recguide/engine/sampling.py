@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from recguide.errors import RecGuideError
-
-_MASK32 = 0xFFFFFFFF
+from recguide.kernels.noise import gumbel
+from recguide.kernels.signals import sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +62,12 @@ class SamplingParams:
         """True when a draw is the plain argmax of the logits."""
         return self.temperature == 0 and self.repetition_penalty == 1
 
+    @property
+    def unfiltered(self) -> bool:
+        """True when a draw depends on all of the logits and the temperature alone."""
+        off = self.top_k == 0 and self.top_p == 1 and self.min_p == 0 and self.repetition_penalty == 1
+        return off and self.temperature > 0
+
 
 def _require(holds: bool, params: SamplingParams, name: str, allowed: str) -> None:
     if not holds:
@@ -99,16 +104,33 @@ def draw(logits: Tensor, rows: Sequence[Row]) -> Draws:
     """Draw one token per row of ``logits`` [rows, vocab]."""
     best, tokens = logits.max(-1)  # a NaN anywhere in a row makes its maximum NaN
     finite = best.isfinite().tolist()
-    kept = {i: filtered(logits[i], row) for i, row in enumerate(rows) if not row.params.greedy and finite[i]}
     chosen = tokens.tolist()
+    with_logprobs = any(row.params.logprobs for row in rows)
+    noisy = [i for i, row in enumerate(rows) if not row.params.greedy and finite[i]]
+    plain = [] if with_logprobs else [i for i in noisy if rows[i].params.unfiltered]
+    for i, token in zip(plain, _sample(logits, rows, plain), strict=True):
+        chosen[i] = token
+    kept = {i: filtered(logits[i], rows[i]) for i in noisy if with_logprobs or not rows[i].params.unfiltered}
     for i, candidates in kept.items():
         chosen[i] = _choose(candidates, rows[i])
     chosen = [row.settle(token) for token, row in zip(chosen, rows, strict=True)]
-    if not any(row.params.logprobs for row in rows):
+    if not with_logprobs:
         return Draws(chosen, finite, None, None)
-    plain = [_logprob(Candidates(None, logits[i].float()), token) for i, token in enumerate(chosen)]
-    after = [_logprob(kept[i], token) if i in kept else plain[i] for i, token in enumerate(chosen)]
-    return Draws(chosen, finite, plain, after)
+    before = [_logprob(Candidates(None, logits[i].float()), token) for i, token in enumerate(chosen)]
+    after = [_logprob(kept[i], token) if i in kept else before[i] for i, token in enumerate(chosen)]
+    return Draws(chosen, finite, before, after)
+
+
+def _sample(logits: Tensor, rows: Sequence[Row], places: list[int]) -> list[int]:
+    """Draws of the rows at ``places``, which nothing filters, in one go."""
+    if not places:
+        return []
+    drawn = [rows[i] for i in places]
+    temperatures = torch.tensor([row.params.temperature for row in drawn])
+    seeds = torch.tensor([row.params.seed for row in drawn])
+    positions = torch.tensor([row.position for row in drawn])
+    part = logits if len(places) == len(logits) else logits[places]
+    return sample(part, temperatures, seeds, positions).tolist()
 
 
 class Candidates(NamedTuple):
@@ -176,29 +198,3 @@ def _nucleus(kept: Candidates, top_p: float) -> Candidates:
     size = int((before < top_p).sum()) + 1
     index = index[:size]
     return Candidates(index if ids is None else ids[index], best[:size])
-
-
-def _mix(x: Tensor) -> Tensor:
-    """A 32-bit finaliser with full avalanche on int64 tensors (constants of the lowbias32 hash)."""
-    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _MASK32
-    x = ((x ^ (x >> 15)) * 0x846CA68B) & _MASK32
-    return x ^ (x >> 16)
-
-
-@lru_cache(maxsize=4)
-def _token_keys(vocab: int, device: torch.device) -> Tensor:
-    return _mix(_mix(torch.arange(vocab, device=device) + 0x9E3779B9))
-
-
-def gumbel(seed: int, position: int, ids: Tensor | None, vocab: int, device: torch.device) -> Tensor:
-    """Standard Gumbel noise, float32, a pure function of (seed, position, token id).
-
-    For the token ids given ([n]), or for all of a vocabulary ([vocab]).
-    """
-    key = torch.tensor([seed & _MASK32, seed >> 32, position], device=device)
-    state = _mix(_mix(_mix(key[0]) ^ key[1]) ^ key[2])
-    tokens = _token_keys(vocab, device) if ids is None else _mix(_mix(ids + 0x9E3779B9))
-    bits = _mix(tokens ^ state)
-    # 23 bits: the largest u is 1 - 2^-24, which float32 holds, so that the noise is finite
-    u = ((bits >> 9).to(torch.float32) + 0.5) * 2.0**-23
-    return -(-u.log()).log()

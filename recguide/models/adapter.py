@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recguide.errors import RecGuideError
+from recguide.kernels.adapter import add_low_rank
 from recguide.models.checkpoint import canonical, file_sha256
 from recguide.models.config import ModelConfig
 from recguide.models.linear import Linear
@@ -195,8 +196,8 @@ class DraftAdapter(nn.Module):
 class LowRank:
     """One projection with its factors A [rank, in] and scale * B [out, rank].
 
-    With ``own``, the projection's plain weight [out, in], one product with [own; A] gives both x own^T and x A^T; where
-    ``merge`` is set, rows that all draft take one product with own + scale * B A.
+    With ``own``, the projection's plain weight [out, in], one product with [own; A] gives both x own^T and x A^T, and
+    the maps are prepacked; where ``merge`` is set, rows that all draft take one product with own + scale * B A.
     """
 
     def __init__(self, down: Tensor, up: Tensor, own: Tensor | None = None, *, merge: bool = False):
@@ -204,18 +205,17 @@ class LowRank:
         self.merged = None
         if own is not None and merge:
             self.merged = Linear((own.float() + up.float() @ down.float()).to(own.dtype), pack=True)
-        self.down = Linear(down if own is None else torch.cat((own, down)), pack=True)
-        self.up = Linear(up, pack=True)
+        self.down = Linear(down if own is None else torch.cat((own, down)), pack=own is not None)
+        self.up = Linear(up, pack=own is not None)
 
     def __call__(self, linear: Linear, x: Tensor, split: int) -> Tensor:
         """[rows, out]: ``linear`` of x [rows, in], plus scale * B A x on rows from ``split`` on."""
         if self.merged is not None and split == 0:
             return self.merged(x)
         if self._width is None:
-            out, low = linear(x), self.down(x[split:])
-        else:
-            both = self.down(x)
-            out, low = both[:, : self._width], both[split:, self._width :]
+            return add_low_rank(linear(x), x, self.down.weight, self.up.weight, split)
+        both = self.down(x)
+        out, low = both[:, : self._width], both[split:, self._width :]
         (out if split == 0 else out[split:]).add_(self.up(low))
         return out
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from recguide.kernels.backend import VARIABLE, choose
 
 from recguide import __version__
 from recguide.models import embedded
@@ -43,6 +44,17 @@ def test_doctor_shows_the_machine(cli, cache, ships):
         assert state(run, what) in ("ok", "note")
     for found in (__version__, torch.__version__, f"{torch.get_num_threads()} on", str(cache)):
         assert found in run.out
+
+
+def test_doctor_says_which_kernels_run_and_why(cli, cache, ships, monkeypatch):
+    forced = {"torch": (0, "ok", "RECGUIDE_KERNELS=torch"), "fast": (1, "bad", "RECGUIDE_KERNELS is 'fast'; allowed")}
+    for value, (status, shown, words) in forced.items():
+        monkeypatch.setenv(VARIABLE, value)
+        choose.cache_clear()
+        run = cli("doctor")
+        assert (run.status, state(run, "attention, signals")) == (status, shown)
+        assert words in run.out
+    choose.cache_clear()
 
 
 def test_doctor_on_a_cached_model(cli, cached, ships):

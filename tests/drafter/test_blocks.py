@@ -5,6 +5,7 @@ import random
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from recguide.kernels.rows import groups_of
 
 from recguide.drafter.blocks import MASKS, Block, choose_blocks, pack
 from recguide.drafter.dialogues import Dialogue
@@ -70,14 +71,16 @@ def test_a_block_is_what_the_engine_lays_out():
         (Segment(0, 4, (5, 8), 2, 0, (Branch(1, tokens[5], 2),)), Block(5, 2, False)),
     ]
     for segment, block in cases:
-        layout, packed = build_layout([segment], MASK, 1), pack(tokens, [block], MASK)
+        layout, packed = build_layout([segment], MASK), pack(tokens, [block], MASK)
         drafts = slice(layout.first_draft_row, None)
         assert layout.tokens[drafts].tolist() == packed.tokens.tolist()
         assert layout.positions[drafts].tolist() == packed.positions.tolist()
         own = segment.cached + len(segment.trunk)
-        sees = ~layout.groups[0].blocked[0, 0, drafts] if layout.groups[0].blocked is not None else None
+        (group,) = groups_of(layout.attention, 1)
+        sees = ~group.blocked[0, 0, drafts] if group.blocked is not None else None
         for row in range(block.rows):
-            keys = set(range(layout.groups[0].keys)) if sees is None else set(sees[row].nonzero()[:, 0].tolist())
+            tail = range(group.keys - group.first) if sees is None else sees[row].nonzero()[:, 0].tolist()
+            keys = {*range(group.first), *(group.first + i for i in tail)}
             text = {k for k in keys if k < own}
             assert text == {k for k in packed.allowed[row].nonzero()[:, 0].tolist() if k < len(tokens)}
             assert len(keys - text) == block.rows

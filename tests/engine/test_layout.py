@@ -5,6 +5,7 @@ import dataclasses
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recguide.kernels.rows import groups_of
 
 from recguide.engine.cache import KVCache, StepAttention
 from recguide.engine.layout import Segment, build_layout
@@ -54,16 +55,16 @@ def expected_rows(s, adapt_tokens=True):
 def seen(layout):
     """Per flat row, from the groups: (slot, set of visible keys), every folded query head agreeing."""
     found = {}
-    for group in layout.groups:
+    for group in groups_of(layout.attention, GROUP_SIZE):
         requests, width = group.rows.shape
         real = range(requests * width) if group.real is None else group.real.tolist()
         for place in real:
             request, column = divmod(place, width)
             visible = set(range(group.keys))
             if group.blocked is not None:
-                folded = group.blocked[request, 0].view(GROUP_SIZE, width, group.keys)[:, column]
+                folded = group.blocked[request, 0].view(GROUP_SIZE, width, group.keys - group.first)[:, column]
                 assert (folded == folded[0]).all()
-                visible -= set(folded[0].nonzero()[:, 0].tolist())
+                visible -= {group.first + key for key in folded[0].nonzero()[:, 0].tolist()}
             row = int(group.rows[request, column])
             assert row not in found
             found[row] = (group.slots[request], visible)
@@ -73,7 +74,7 @@ def seen(layout):
 @given(segment_lists(), st.booleans())
 @settings(max_examples=200)
 def test_every_row_stands_and_sees_as_defined(segments, adapt_tokens):
-    layout = build_layout(segments, MASK, GROUP_SIZE, adapt_tokens=adapt_tokens)
+    layout = build_layout(segments, MASK, adapt_tokens=adapt_tokens)
     parts = [expected_rows(s, adapt_tokens) for s in segments]
     expected = [(s.slot, row) for s, (trunk, _, _) in zip(segments, parts, strict=True) for row in trunk]
     expected += [(s.slot, row) for s, (_, heads, _) in zip(segments, parts, strict=True) for row in heads]
@@ -90,7 +91,7 @@ def test_every_row_stands_and_sees_as_defined(segments, adapt_tokens):
 @given(segment_lists(), st.booleans())
 @settings(max_examples=150)
 def test_logits_are_made_for_scored_trunk_rows_and_masks(segments, adapt_tokens):
-    layout = build_layout(segments, MASK, GROUP_SIZE, adapt_tokens=adapt_tokens)
+    layout = build_layout(segments, MASK, adapt_tokens=adapt_tokens)
     assert layout.all_rows_scored == (layout.logit_rows.tolist() == list(range(layout.rows)))
     assert layout.mask_rows.tolist() == (layout.tokens == MASK).nonzero()[:, 0].tolist()
     used = [
@@ -110,8 +111,8 @@ def test_logits_are_made_for_scored_trunk_rows_and_masks(segments, adapt_tokens)
 
 def test_requests_of_very_different_size_are_not_padded_to_the_longest():
     sizes = [1, 1, 1, 33, 40, 7]
-    layout = build_layout([Segment(i, 3, (1,) * n, n) for i, n in enumerate(sizes)], MASK, GROUP_SIZE)
-    assert sum(group.rows.numel() for group in layout.groups) < 2 * sum(sizes)
+    layout = build_layout([Segment(i, 3, (1,) * n, n) for i, n in enumerate(sizes)], MASK)
+    assert sum(group.rows.numel() for group in groups_of(layout.attention, GROUP_SIZE)) < 2 * sum(sizes)
 
 
 def prefilled(model, texts, slots):
@@ -127,8 +128,7 @@ def prefilled(model, texts, slots):
 
 
 def forward(model, cache, segments):
-    group_size = model.config.num_heads // model.config.num_kv_heads
-    layout = build_layout(segments, model.config.mask_id, group_size, adapt_tokens=model.adapt_tokens)
+    layout = build_layout(segments, model.config.mask_id, adapt_tokens=model.adapt_tokens)
     hidden = model.backbone.forward(
         layout.tokens,
         layout.positions,

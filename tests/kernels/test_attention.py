@@ -41,6 +41,14 @@ def test_equals_softmax_in_float64(requests, rows, kv_heads, group, keys, width,
     torch.testing.assert_close(made.double(), plain(q, k, v, blocked, width**-0.5), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("requests", [1, 3])
+def test_a_mask_of_the_last_keys_is_enough_where_all_see_the_others(requests):
+    q, k, v, blocked = tensors(requests, 4, 2, 2, 9, 16)
+    blocked[..., :5] = False
+    whole, tail = (attention(q, k, v, fold_mask(mask, 2), 0.25) for mask in (blocked, blocked[..., 5:]))
+    assert torch.equal(tail, whole)
+
+
 @pytest.mark.parametrize("requests", [2, 3])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
 def test_a_blocked_key_may_hold_any_bits(requests, poison):

@@ -100,14 +100,13 @@ def engine_logits(model, cached, trunk, branches):
     config, backbone = model.config, model.backbone
     cache = KVCache(config, 1, 256, 256, backbone.dtype, backbone.device)
     slot = cache.take()
-    group_size = config.num_heads // config.num_kv_heads
     for first in range(0, len(cached), 7):  # prefill in pieces
         piece = tuple(cached[first : first + 7])
-        layout = build_layout([Segment(slot, first, piece, 0)], config.mask_id, group_size)
+        layout = build_layout([Segment(slot, first, piece, 0)], config.mask_id)
         backbone.forward(layout.tokens, layout.positions, StepAttention(cache, layout, config))
         cache.commit(slot, len(piece))
     segment = Segment(slot, len(cached), tuple(trunk), len(trunk), 0, tuple(branches))
-    layout = build_layout([segment], config.mask_id, group_size)
+    layout = build_layout([segment], config.mask_id)
     hidden = backbone.forward(
         layout.tokens,
         layout.positions,
