@@ -5,8 +5,10 @@ One batch of feature rows a step, only for places that hold a draft; histories a
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,18 +21,14 @@ MEMORY = "recguide"
 CONTINUATION = KINDS.index("continuation")
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """For each request: P(accepted | reached) and survival [requests, K] of its drafts (0 behind their end), how many
-    it ``held`` [requests], whether they stand behind a ``known`` token, P(second-best is right | rejected) [requests,
-    K], and its history ``bucket``."""
+class Seen(NamedTuple):
+    """What is expected of one request: P(accepted | reached) and survival of each draft it holds, P(second-best is
+    right | rejected) there, and its history bucket. Drafts beyond the controller's places are not counted."""
 
-    conditional: np.ndarray
-    survival: np.ndarray
-    held: np.ndarray
-    known: np.ndarray
-    second: np.ndarray
-    bucket: np.ndarray
+    conditional: list[float]
+    survival: list[float]
+    second: list[float]
+    bucket: int
 
 
 class Forecaster:
@@ -40,31 +38,30 @@ class Forecaster:
         self._controller, self._monitor = controller, monitor
         self._buckets: dict[tuple[float, ...], int] = {}
 
-    def __call__(self, requests: Sequence[Request]) -> Forecast:
-        count, places = len(requests), self._controller.places
-        held = np.array([min(len(r.draft.tokens), places) if r.draft else 0 for r in requests])
+    def __call__(self, requests: Sequence[Request]) -> list[Seen]:
+        places = self._controller.places
         pasts = [self._past(request) for request in requests]
-        bucket = np.array([b for _, b in pasts])
-        conditional, second = np.zeros((count, places)), np.zeros((count, places))
-        known = np.zeros(count, bool)
-        drafted = np.flatnonzero(held)
-        if len(drafted):
+        seen = [Seen([], [], [], bucket) for _, bucket in pasts]
+        drafted = [i for i, request in enumerate(requests) if request.draft and request.draft.tokens]
+        if drafted:
             some = [requests[i] for i in drafted]
-            size = int(held.max())
+            held = [min(len(r.draft.tokens), places) for r in some]
             kinds = np.array([KINDS.index(r.draft.kind) for r in some])
-            known[drafted] = kinds < KINDS.index("open")
-            found = self._drafts(some, kinds, np.array([pasts[i][0] for i in drafted]), held[drafted], size)
-            conditional[drafted, :size], second[drafted, :size] = found
-        return Forecast(conditional, np.cumprod(conditional, 1), held, known, second, bucket)
+            conditional, second = self._drafts(some, kinds, np.array([pasts[i][0] for i in drafted]), held)
+            for i, size, mine, theirs in zip(drafted, held, conditional.tolist(), second.tolist(), strict=True):
+                mine = mine[:size]
+                seen[i] = Seen(mine, list(itertools.accumulate(mine, operator.mul)), theirs[:size], pasts[i][1])
+        return seen
 
-    def _drafts(self, requests, kinds, histories, held, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Conditionals and second choices [drafts, size] of requests that hold drafts."""
+    def _drafts(self, requests, kinds, histories, held: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Conditionals and second choices [drafts, longest] of requests that hold drafts."""
+        size = max(held)
         top1, margin = np.full((len(held), size), np.nan), np.full((len(held), size), np.nan)
         for row, request in enumerate(requests):
             draft = request.draft
             signals = draft.top1[:size]  # none, when it was made under a policy that does not ask for them
             top1[row, : len(signals)], margin[row, : len(signals)] = signals, draft.margin[:size]
-        there = np.arange(size) < held[:, None]
+        there = np.arange(size) < np.array(held)[:, None]
         seen = there & np.isfinite(top1) & np.isfinite(margin)
         rows = draft_features(np.where(seen, top1, 0.5), np.where(seen, margin, 0.0), kinds, histories)[seen]
         conditional, second = self._usual(kinds, size) * there, np.zeros((len(held), size))

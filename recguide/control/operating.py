@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from recguide.control.choose import Tariff
 from recguide.control.controller import Controller
 from recguide.control.forecast import shifted
 from recguide.control.monitor import Monitor
@@ -30,6 +31,7 @@ class OperatingPoints:
         self._controller, self._time, self._monitor = controller, step_time, monitor
         self.shape = Shape(1 - controller.draft_shift, controller.open_chance, **freedom)
         self._points: dict[tuple[int, int], tuple[Operating, int]] = {}
+        self._tariffs: tuple[Operating, list[Tariff]] | None = None
         self._times: dict[tuple[int, int, int, int], float] = {}
 
     def at(self, requests: int, context: float) -> Operating:
@@ -42,6 +44,13 @@ class OperatingPoints:
             self._times.clear()
             return point
         return found[0]
+
+    def tariffs(self, point: Operating) -> list[Tariff]:
+        """A point's prices by history bucket, in plain numbers."""
+        if self._tariffs is None or self._tariffs[0] is not point:
+            buckets = range(self._controller.samples.buckets)
+            self._tariffs = point, [Tariff.of(point.prices, self.shape, bucket) for bucket in buckets]
+        return self._tariffs[1]
 
     def milliseconds(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
         """A step's predicted time."""

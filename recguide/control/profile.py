@@ -19,6 +19,7 @@ from recguide.kernels.signals import signals
 from recguide.models.loader import Model
 from recguide.provenance import profile_fingerprint, provenance
 
+SAMPLE_MS, MOST_STEPS = 150.0, 12  # of one sample of a cell
 GREEDY = SamplingParams(seed=0)
 
 
@@ -69,25 +70,33 @@ class Profiler:
         if max(axes.contexts) > most:
             raise RecGuideError(f"context {max(axes.contexts)} is too long; with these rows the model takes {most}")
         self.model, self.axes, self.repeats = model, axes, repeats
-        self._causal = np.full(axes.shape, np.nan)
-        self._drafting = np.full(axes.shape, np.nan)
+        self._times = np.full((2, *axes.shape, repeats), np.nan)
 
     @property
     def measurements(self) -> int:
-        return 2 * len(self.axes.cells())
+        return 2 * len(self.axes.cells()) * self.repeats
 
     def run(self) -> Iterator[str]:
-        """Measure everything; yields a line after each cell."""
-        for place, (requests, rows, context) in zip(np.ndindex(self.axes.shape), self.axes.cells(), strict=True):
-            for table, trunk, masks in ((self._causal, rows, 0), (self._drafting, 1, rows)):
-                table[place] = self._median(DryStep(self.model, requests, trunk, masks, context))
-                kind = "causal" if table is self._causal else "draft"
-                yield f"{requests} requests x {rows} {kind} rows, context {context}: {table[place]:.1f} ms"
+        """Measure everything; yields a line after each measurement.
 
-    def _median(self, step: DryStep) -> float:
-        step()
-        return statistics.median(step() for _ in range(self.repeats))
+        The grid is gone over once for each repeat: a hiccup of the machine then spoils one sample of some cells, not
+        all samples of one.
+        """
+        for repeat in range(self.repeats):
+            for place, (requests, rows, context) in zip(np.ndindex(self.axes.shape), self.axes.cells(), strict=True):
+                for kind, (trunk, masks) in enumerate(((rows, 0), (1, rows))):
+                    spent = _sample(DryStep(self.model, requests, trunk, masks, context))
+                    self._times[(kind, *place, repeat)] = spent
+                    what = ("causal", "draft")[kind]
+                    yield f"{requests} requests x {rows} {what} rows, context {context}: {spent:.1f} ms"
 
     def table(self) -> CostTable:
         about = {"provenance": provenance(), "repeats": self.repeats, "model_name": self.model.name}
-        return CostTable(identity_of(self.model), self.axes, self._causal, self._drafting, about)
+        causal, drafting = np.median(self._times, -1)
+        return CostTable(identity_of(self.model), self.axes, causal, drafting, about)
+
+
+def _sample(step: DryStep) -> float:
+    """The median of a few steps behind the first: more of the short ones, which are the ones that decisions hang on."""
+    first = step()
+    return statistics.median(step() for _ in range(max(1, min(MOST_STEPS, int(SAMPLE_MS / first)))))

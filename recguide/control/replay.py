@@ -175,7 +175,7 @@ class _Pricer:
         share, other_share = (self._share(each, context) for each in (plans, others))
         row_price, seat = self._row_price(len(requests), context), self._share([AR] * len(requests), context)
         for i, (row, other) in enumerate(zip(logged, others, strict=True)):
-            conditional, ready = seen.conditional[i], prices.ready[seen.bucket[i]]
+            conditional, ready = seen[i].conditional, prices.ready[seen[i].bucket]
             earned, _ = _worth(row.plan, row, conditional, ready)
             other_earned, known = _worth(other, row, conditional, ready)
             yield Decision(
@@ -197,7 +197,7 @@ class _Pricer:
         return self._rate * (more - less) / count
 
 
-def _worth(plan: RequestPlan, row: _Logged, conditional: np.ndarray, ready: np.ndarray) -> tuple[float, bool]:
+def _worth(plan: RequestPlan, row: _Logged, conditional: Sequence[float], ready: np.ndarray) -> tuple[float, bool]:
     """Tokens that a plan earns, and whether the log alone says so."""
     if plan.verify is None:
         return max((float(ready[min(b.drafts, len(ready) - 1)]) for b in plan.branches), default=0.0), True
@@ -214,7 +214,7 @@ def _worth(plan: RequestPlan, row: _Logged, conditional: np.ndarray, ready: np.n
     return tokens + sum(worth.values()), plan.verify <= row.reached or known_to is not None
 
 
-def _survival(verify: int, row: _Logged, conditional: np.ndarray) -> list[float]:
+def _survival(verify: int, row: _Logged, conditional: Sequence[float]) -> list[float]:
     """Of each draft: 1 or 0 where the log saw it, the model's from there on."""
     alive, out = 1.0, []
     for j in range(verify):

@@ -16,15 +16,16 @@ from typing import Any
 
 import numpy as np
 
+from recguide.control.choose import Choice, choose
 from recguide.control.controller import Controller, load_controller
-from recguide.control.forecast import Forecast, Forecaster
+from recguide.control.forecast import Forecaster, Seen
 from recguide.control.monitor import Monitor
 from recguide.control.operating import OperatingPoints
-from recguide.control.planner import Operating, Options, Plans
+from recguide.control.planner import Operating
 from recguide.control.shipped import shipped_controller
 from recguide.control.step_time import step_time_of
 from recguide.engine.observe import Outcome
-from recguide.engine.plan import AR, Branch, Outlook, RequestPlan
+from recguide.engine.plan import AR, Outlook, RequestPlan
 from recguide.engine.request import Request
 from recguide.engine.stats import StepRecord
 from recguide.errors import RecGuideError
@@ -119,48 +120,46 @@ class RecGuide(Policy):
 
     def _priced(self, requests: Sequence[Request], point: Operating, context: float) -> list[RequestPlan]:
         seen = self._forecast(requests)
-        weight = self._weights(requests)
-        args = (seen.survival, seen.second, seen.bucket, point.prices, self._points.shape)
-        kinds = (True, False) if point.drafts else (False,)
-        options = [Options(*args, drafting=drafting, weight=weight) for drafting in kinds]
-        chosen = [each.best(seen.held) for each in options]
-        spent = [self._step_time(len(requests), plans, context) for plans in chosen]
-        worth = [plans.value.sum() - point.prices.rate * ms for plans, ms in zip(chosen, spent, strict=True)]
-        best = int(np.argmax(worth))
-        self._last = _Step(point, context, spent[best])
-        return self._as_plans(requests, seen, options[best], chosen[best], spent[best])
+        weights = self._weights(requests)
+        tariffs = self._points.tariffs(point)
+        best = None
+        for drafting in (True, False) if point.drafts else (False,):
+            chosen = [
+                choose(s.survival, s.second, tariffs[s.bucket], drafting=drafting, weight=weight)
+                for s, weight in zip(seen, weights, strict=True)
+            ]
+            causal, drafts = sum(c.verify for c in chosen) + len(chosen), sum(c.draft_rows for c in chosen)
+            spent = self._points.milliseconds(len(chosen), causal, drafts, context)
+            worth = sum(c.value for c in chosen) - point.prices.rate * spent
+            if best is None or worth > best[0]:
+                best = worth, chosen, spent
+        _, chosen, spent = best
+        self._last = _Step(point, context, spent)
+        return [self._as_plan(r, s, c, spent) for r, s, c in zip(requests, seen, chosen, strict=True)]
 
-    def _step_time(self, count: int, plans: Plans, context: float) -> float:
-        rows = int(plans.causal_rows.sum()), int(plans.draft_rows.sum())
-        return self._points.milliseconds(count, *rows, context)
+    def _as_plan(self, request: Request, seen: Seen, chosen: Choice, spent: float) -> RequestPlan:
+        branches = []
+        for place, known, drafts in chosen.branches:
+            if known and len(request.draft.second) > place:
+                branches.append(correction(request, request.draft, place + 1, drafts))
+            elif not known:
+                branches.append(opened(request, place + 1, drafts))
+        self._mix[f"verify {chosen.verify}"] += 1
+        for branch in branches:
+            self._mix[f"draft {branch.drafts}"] += 1
+        outlook = Outlook(chosen.value, spent, seen.conditional, chosen.values)
+        return RequestPlan(chosen.verify, tuple(branches), outlook=outlook)
 
-    def _as_plans(self, requests, seen: Forecast, options: Options, plans: Plans, spent: float) -> list[RequestPlan]:
-        made = []
-        for i, request in enumerate(requests):
-            verify = int(plans.verify[i])
-            branches = []
-            for p in np.flatnonzero(plans.open[i, : verify + 1]).tolist():
-                drafts = int(plans.open[i, p])
-                last = p == verify
-                branches.append(continuation(request, verify, drafts) if last else opened(request, p + 1, drafts))
-            for p in np.flatnonzero(plans.known[i, :verify]).tolist():
-                if len(request.draft.second) > p:
-                    branches.append(correction(request, request.draft, p + 1, int(plans.known[i, p])))
-            outlook = Outlook(float(plans.value[i]), spent, seen.conditional[i], options.values[i, : seen.held[i] + 1])
-            made.append(RequestPlan(verify, tuple(branches), outlook=outlook))
-            self._count(seen.held[i], verify, branches)
-        return made
-
-    def _weights(self, requests: Sequence[Request]) -> np.ndarray | None:
-        """What a token of each request counts: fairness of degree ``latency_weight`` and the floor; None: all alike."""
+    def _weights(self, requests: Sequence[Request]) -> Sequence[float]:
+        """What a token of each request counts: fairness of degree ``latency_weight``, and the floor."""
         if not (self.latency_weight or self.floor):
-            return None
+            return [1.0] * len(requests)
         now = time.perf_counter()
         rates = np.array([max(_rate(request, now), 1e-3) for request in requests])
         weight = (np.exp(np.log(rates).mean()) / rates) ** self.latency_weight
         if self.floor:
             weight = weight * np.clip(self.floor / rates, 1.0, FLOOR_WEIGHT)
-        return weight / weight.mean()
+        return (weight / weight.mean()).tolist()
 
     def _probing(self, requests: Sequence[Request]) -> list[RequestPlan]:
         """Plain AR, but for a draft now and then: acceptance is watched until drafting works again."""
@@ -204,14 +203,9 @@ class RecGuide(Policy):
             return
         outlook = outcome.plan.outlook
         known = outcome.held.kind in ("draft", "correction")
-        predicted = outlook.conditional[:given].tolist() if outlook is not None else []
+        predicted = list(outlook.conditional[:given]) if outlook is not None else []
         usual = self.controller.usual[int(known)].tolist()
         self.monitor.learn(known, predicted or usual[:given], len(outcome.emitted) - 1, given, adapt=bool(self.online))
-
-    def _count(self, held: int, verify: int, branches: Sequence[Branch]) -> None:
-        self._mix[f"verify {verify}"] += 1
-        for branch in branches:
-            self._mix[f"draft {branch.drafts}"] += 1
 
     # -- for people --------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recguide.control.choose import Tariff, choose
 from recguide.control.planner import Operating, Options, Prices, Shape, solve
 from tests.controllers import samples
 
@@ -68,6 +69,30 @@ def test_the_choice_is_brute_forces(conditional, held, second, causal, draft, re
         value += weight * ends[place] * second[place] * p.ready_known[0, m] if m else 0
         rows += m + shape.extra if m else 0
     assert plans.draft_rows[0] == rows and plans.value[0] == pytest.approx(value)
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(shares, max_size=5), st.lists(shares, min_size=5, max_size=5), prices_, prices_,
+    st.lists(shares, min_size=4, max_size=4), st.floats(0.3, 3), st.booleans(),
+    st.sampled_from([Shape(), Shape(1, 0.7), Shape(trim=False), Shape(overlap=False), Shape(block=2)]),
+)  # fmt: skip
+def test_plain_numbers_choose_as_arrays_do(conditional, second, causal, draft, ready, weight, drafting, shape):
+    held = len(conditional)
+    p = prices(causal, draft, ready, ready[::-1])
+    survival = np.zeros(5)
+    survival[:held] = np.cumprod(conditional)
+    args = (survival[None], np.array([second]), np.zeros(1, int), p, shape)
+    many = Options(*args, drafting=drafting, weight=np.array([weight])).best(np.array([held]))
+    tariff = Tariff.of(p, shape, 0)
+    one = choose(survival[:held].tolist(), second, tariff, drafting=drafting, weight=weight)
+    assert one.net == pytest.approx(many.net[0], abs=1e-9)
+    assert (
+        one.value - (draft * one.draft_rows if one.draft_rows else 0)
+        == pytest.approx(many.value[0] - (draft * many.draft_rows[0] if many.draft_rows[0] else 0), abs=1e-9)
+        or one.verify != many.verify[0]
+    )  # a tie
+    assert len(one.values) == held + 1 and all(branch.place <= one.verify for branch in one.branches)
 
 
 @given(st.lists(shares, min_size=6, max_size=6), st.lists(prices_, min_size=2, max_size=5))

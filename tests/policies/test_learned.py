@@ -130,7 +130,7 @@ def test_a_floor_and_fairness_favour_slow_requests(monkeypatch):
     for request, rate in zip(requests, np.linspace(1, 4, len(requests)), strict=True):
         request.first_token_at = 0.0
         request.tokens += [1] * int(rate * 10)
-    weights = engine.policy._weights(requests)
+    weights = np.array(engine.policy._weights(requests))
     assert (np.diff(weights) <= 0).all() and weights[0] > weights[-1] and weights.mean() == pytest.approx(1)
     engine.set_policy("recguide:floor=1000")
     assert engine.policy._weights(requests)[0] == pytest.approx(1)  # all are below it alike

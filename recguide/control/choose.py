@@ -1,0 +1,113 @@
+"""The best plan of one request at given prices: what ``planner.Options`` finds for many samples, in plain numbers.
+
+A step plans a handful of requests, and for so few an array operation costs its call and not its arithmetic. The two
+agree to rounding (tested).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from recguide.control.planner import Prices, Shape
+
+
+class Ready(NamedTuple):
+    """A branch to keep ready for the outcome ``place`` (so many drafts accepted): ``known``: behind the second-best
+    token, else open; ``drafts`` tokens long."""
+
+    place: int
+    known: bool
+    drafts: int
+
+
+class Choice(NamedTuple):
+    """``value`` in tokens, rows not paid; ``net`` is that less their price; ``values``: net by drafts verified."""
+
+    verify: int
+    branches: list[Ready]
+    value: float
+    net: float
+    draft_rows: int
+    values: list[float]
+
+
+@dataclass(frozen=True)
+class Tariff:
+    """Prices of one history bucket as plain lists: worth of a branch by its length, and its cost in tokens."""
+
+    open: list[float]
+    known: list[float]
+    cost: list[float]
+    causal: float
+    causal_alone: float
+    draft: float
+    extra: int
+    trim: bool
+    overlap: bool
+    lengths: range
+
+    @classmethod
+    def of(cls, prices: Prices, shape: Shape, bucket: int) -> Tariff:
+        size = prices.ready.shape[1]
+        return cls(
+            open=(shape.open_chance * prices.ready[bucket]).tolist(),
+            known=prices.ready_known[bucket].tolist(),
+            cost=[prices.draft * (m + shape.extra) for m in range(size)],
+            causal=prices.causal,
+            causal_alone=prices.causal_alone,
+            draft=prices.draft,
+            extra=shape.extra,
+            trim=shape.trim,
+            overlap=shape.overlap,
+            lengths=range(1, size) if shape.block is None else range(shape.block, shape.block + 1),
+        )
+
+
+def choose(
+    survival: Sequence[float], second: Sequence[float], tariff: Tariff, *, drafting: bool, weight: float = 1.0
+) -> Choice:
+    """The plan of highest value less price for a request that holds ``len(survival)`` drafts.
+
+    ``second`` is the chance of each place that the second-best token is right, given a rejection there. ``weight``
+    multiplies what tokens are worth.
+    """
+    branching = drafting and (tariff.overlap or not len(survival))
+    row = tariff.causal if drafting else tariff.causal_alone
+    ready: list[Ready | None] = []
+    values: list[float] = []
+    ends: list[tuple[float, Ready | None]] = []
+    total, inner, reach = 0.0, 0.0, 1.0
+    for v in range(len(survival) + 1):
+        total += weight * reach
+        last, branch = _longest(weight * reach, tariff.open, tariff, v, False) if branching else (0.0, None)
+        ends.append((last, branch))
+        values.append(total + inner + last - row * (v + 1))
+        if v == len(survival):
+            break
+        rejected = reach - survival[v]
+        gain, kept = _longest(weight * rejected, tariff.open, tariff, v, False) if branching else (0.0, None)
+        if branching:
+            known, correction = _longest(weight * rejected * second[v], tariff.known, tariff, v, True)
+            if known > gain:
+                gain, kept = known, correction
+        ready.append(kept)
+        inner += gain
+        reach = survival[v]
+    verify = max(range(len(values)), key=values.__getitem__) if tariff.trim else len(values) - 1
+    branches = [branch for branch in (*ready[:verify], ends[verify][1]) if branch is not None]
+    rows = sum(branch.drafts + tariff.extra for branch in branches)
+    net = values[verify]
+    value = net + row * (verify + 1) + (tariff.draft * rows if rows else 0.0)
+    return Choice(verify, branches, value, net, rows, values)
+
+
+def _longest(chance: float, worth: list[float], tariff: Tariff, place: int, known: bool) -> tuple[float, Ready | None]:
+    """The gain of the best branch for an outcome of this chance, and the branch; nothing where none pays."""
+    best, length = 0.0, 0
+    for m in tariff.lengths:
+        gain = chance * worth[m] - tariff.cost[m]
+        if gain > best:
+            best, length = gain, m
+    return best, Ready(place, known, length) if length else None
