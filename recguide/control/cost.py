@@ -22,8 +22,10 @@ from recguide.models.cache_dir import cache_dir
 from recguide.provenance import write_json
 
 SCHEMA = 2
-SMOOTHING = 0.05
+SMOOTHING = 0.03
+ENOUGH = 6  # observations before a correction counts
 Nested = list[list[list[float]]]
+Kind = tuple[int, bool]
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,18 @@ class Axes:
         return list(itertools.product(self.requests, self.rows, self.contexts))
 
 
+@dataclass
+class Running:
+    """A mean that forgets slowly."""
+
+    mean: float = 1.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.mean += max(1 / self.count, SMOOTHING) * (value - self.mean)
+
+
 class CostTable:
     """Milliseconds of a step. ``causal`` and ``drafting`` [requests, rows, contexts] are the two measured tables.
 
@@ -76,7 +90,8 @@ class CostTable:
                 raise RecGuideError(f"{name}: expected positive times of shape {axes.shape}; measure the profile again")
         self.identity, self.axes, self.causal, self.drafting, self.about = identity, axes, causal, drafting, about
         self._causal, self._drafting, self._least = causal.tolist(), drafting.tolist(), float(causal.min()) / 2
-        self._correction = np.ones(len(axes.requests))
+        self._cells: dict[tuple[int, int, int], Running] = {}
+        self._kinds: dict[Kind, Running] = {}
 
     def predict(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
         """Milliseconds of a step with so many rows in all, ``context`` cached tokens per request on average.
@@ -89,16 +104,31 @@ class CostTable:
             each = draft_rows / requests
             cost += self._read(self._drafting, requests, each, context)
             cost -= self._read(self._causal, requests, each + 1, context)
-        return max(cost, self._least) * self._corrected(requests)
+        return max(cost, self._least) * self._correction(requests, causal_rows, draft_rows)
 
     def observe(self, measured_ms: float, requests: int, causal_rows: int, draft_rows: int, context: float) -> None:
-        """Refine the table by a step that was made: a slow running ratio for each number of requests."""
-        ratio = measured_ms / self.predict(requests, causal_rows, draft_rows, context)
-        near = int(np.abs(np.log2(np.array(self.axes.requests) / requests)).argmin())
-        self._correction[near] *= 1 + SMOOTHING * (min(max(ratio, 0.5), 2.0) - 1)
+        """Refine the table by a step that was made: running ratios for steps like it, and for all of its kind."""
+        cell, kind = self._cell(requests, causal_rows, draft_rows)
+        correction = self._correction(requests, causal_rows, draft_rows)
+        ratio = measured_ms * correction / self.predict(requests, causal_rows, draft_rows, context)
+        for running in (self._cells.setdefault(cell, Running()), self._kinds.setdefault(kind, Running())):
+            running.add(min(max(ratio, 0.5), 2.0))
 
-    def _corrected(self, requests: int) -> float:
-        return float(np.interp(requests, self.axes.requests, self._correction))
+    def _correction(self, requests: float, causal_rows: float, draft_rows: float) -> float:
+        """What steps like this one took, to what the table says: of the nearest cell, else of the kind, else 1."""
+        cell, kind = self._cell(requests, causal_rows, draft_rows)
+        for running in (self._cells.get(cell), self._kinds.get(kind)):
+            if running is not None and running.count >= ENOUGH:
+                return running.mean
+        return 1.0
+
+    def _cell(self, requests: float, causal_rows: float, draft_rows: float) -> tuple[tuple[int, int, int], Kind]:
+        """Grid places of requests, causal rows and draft rows each (-1: none), and the kind of step: whether it
+        drafts."""
+        axes = self.axes
+        at = _nearest(axes.requests, requests)
+        drafts = _nearest(axes.rows, draft_rows / requests) if draft_rows else -1
+        return (at, _nearest(axes.rows, causal_rows / requests), drafts), (at, draft_rows > 0)
 
     def _read(self, table: Nested, requests: float, rows: float, context: float) -> float:
         """Linear between grid points; in plain numbers, since this runs several times in every planned step."""
@@ -131,6 +161,14 @@ class CostTable:
                 "about": self.about,
             },
         )
+
+
+def _nearest(axis: Sequence[int], at: float) -> int:
+    """The grid point nearest by ratio."""
+    low, weight = _place(axis, at)
+    if weight <= 0 or len(axis) == 1:
+        return low
+    return low + (at * at > axis[low] * axis[low + 1])
 
 
 def _place(axis: Sequence[int], at: float) -> tuple[int, float]:

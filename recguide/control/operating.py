@@ -7,7 +7,7 @@ samples, moved by what the monitor has learned since.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,19 @@ from recguide.control.monitor import Monitor
 from recguide.control.planner import STARTS, Operating, Rows, Samples, Shape, solve
 from recguide.control.step_time import StepTime
 
-CONTEXT_STEP = 128  # tokens of context that share a point
-NEWS = 400  # reached positions after which a point is solved again
+CONTEXT_STEP = 384  # tokens of context that share a point
+LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # a load shares the point of the nearest one
+PREPARED = 6  # loads that are solved beforehand
+LASTING = 240  # steps after which a point is solved again, with what has been learned since
 MARGIN = 0.01  # a change between drafting and plain AR must gain this much
+
+
+@dataclass
+class _Solved:
+    """A point, and how often it was asked for."""
+
+    point: Operating
+    asked: int = 0
 
 
 class OperatingPoints:
@@ -30,20 +40,22 @@ class OperatingPoints:
     def __init__(self, controller: Controller, step_time: StepTime, monitor: Monitor, **freedom: Any):
         self._controller, self._time, self._monitor = controller, step_time, monitor
         self.shape = Shape(1 - controller.draft_shift, controller.open_chance, **freedom)
-        self._points: dict[tuple[int, int], tuple[Operating, int]] = {}
+        self._points: dict[tuple[int, int], _Solved] = {}
         self._tariffs: tuple[Operating, list[Tariff]] | None = None
         self._times: dict[tuple[int, int, int, int], float] = {}
 
     def at(self, requests: int, context: float) -> Operating:
         """The point for so many requests with so many tokens of context each."""
-        key = (requests, int(context) // CONTEXT_STEP)
+        load = min(LOADS, key=lambda known: abs(known - requests))
+        key = (load, int(context) // CONTEXT_STEP)
         found = self._points.get(key)
-        if found is None or self._monitor.observed - found[1] > NEWS:
-            point = self._solve(*key, found[0] if found else None)
-            self._points[key] = point, self._monitor.observed
-            self._times.clear()
-            return point
-        return found[0]
+        if found is not None and found.asked < LASTING:
+            found.asked += 1
+            return found.point
+        point = self._solve(*key, found.point if found else None)
+        self._points[key] = _Solved(point)
+        self._times.clear()
+        return point
 
     def tariffs(self, point: Operating) -> list[Tariff]:
         """A point's prices by history bucket, in plain numbers."""
@@ -51,6 +63,11 @@ class OperatingPoints:
             buckets = range(self._controller.samples.buckets)
             self._tariffs = point, [Tariff.of(point.prices, self.shape, bucket) for bucket in buckets]
         return self._tariffs[1]
+
+    def prepare(self) -> None:
+        """Solve the usual loads now, so that no step has to wait for it."""
+        for load in LOADS[:PREPARED]:
+            self.at(load, 0)
 
     def milliseconds(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
         """A step's predicted time."""
@@ -69,7 +86,7 @@ class OperatingPoints:
 
     def _starts(self, requests: int, stretch: int) -> Sequence[Rows]:
         """Where the nearest point of the same load stands, or everywhere when there is none."""
-        near = [(abs(s - stretch), point) for (count, s), (point, _) in self._points.items() if count == requests]
+        near = [(abs(s - stretch), solved.point) for (count, s), solved in self._points.items() if count == requests]
         if not near:
             return STARTS
         point = min(near, key=lambda found: found[0])[1]

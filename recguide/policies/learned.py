@@ -19,6 +19,7 @@ import numpy as np
 from recguide.control.choose import Choice, choose
 from recguide.control.controller import Controller, load_controller
 from recguide.control.forecast import Forecaster, Seen
+from recguide.control.modes import Modes
 from recguide.control.monitor import Monitor
 from recguide.control.operating import OperatingPoints
 from recguide.control.planner import Operating
@@ -65,7 +66,6 @@ FREEDOMS: dict[str, dict[str, Any]] = {
     "trim": {"overlap": False, "block": ABLATION_BLOCK},
 }
 
-TIMED_EVERY = 8  # steps between looks at how long a step really took
 PROBE_EVERY = 32  # steps between drafts while drifted, to see whether drafting works again
 PROBE_DRAFTS, PROBE_KIND = 3, "probe"
 FLOOR_WEIGHT = 4.0  # what a token of a request below its floor counts at most
@@ -96,7 +96,8 @@ class RecGuide(Policy):
         self.monitor = Monitor(self.controller.usual)
         self._forecast = Forecaster(self.controller, self.monitor)
         self._points = OperatingPoints(self.controller, self._time, self.monitor, **FREEDOMS[self.use])
-        self._steps, self._mix, self._branches = 0, Counter(), Counter()
+        self._points.prepare()
+        self._steps, self._mix, self._branches, self._modes = 0, Counter(), Counter(), Modes()
         self._last: _Step | None = None
         self._attached = True
 
@@ -111,30 +112,37 @@ class RecGuide(Policy):
         holding = any(request.draft for request in requests)
         if self.monitor.drift is not None:
             plans = self._probing(requests)
-        elif not point.drafts and not holding:
-            plans = [AR] * len(requests)
-            self._last = _Step(point, context, self._points.milliseconds(len(requests), len(requests), 0, context))
         else:
-            plans = self._priced(requests, point, context)
+            drafting = point.drafts
+            if self.online:
+                drafting = self._modes.drafts(len(requests), wants=point.drafts)
+            if holding or drafting:
+                plans = self._priced(requests, point, context, drafting)
+            else:
+                plans = [AR] * len(requests)
+                spent = self._points.milliseconds(len(requests), len(requests), 0, context)
+                self._last = _Step(point, context, spent, False)
         return [self._explored(r, p) for r, p in zip(requests, plans, strict=True)] if self.explore else plans
 
-    def _priced(self, requests: Sequence[Request], point: Operating, context: float) -> list[RequestPlan]:
+    def _priced(
+        self, requests: Sequence[Request], point: Operating, context: float, drafting: bool
+    ) -> list[RequestPlan]:
         seen = self._forecast(requests)
         weights = self._weights(requests)
         tariffs = self._points.tariffs(point)
         best = None
-        for drafting in (True, False) if point.drafts else (False,):
+        for drafts in (True, False) if drafting else (False,):
             chosen = [
-                choose(s.survival, s.second, tariffs[s.bucket], drafting=drafting, weight=weight)
+                choose(s.survival, s.second, tariffs[s.bucket], drafting=drafts, weight=weight)
                 for s, weight in zip(seen, weights, strict=True)
             ]
-            causal, drafts = sum(c.verify for c in chosen) + len(chosen), sum(c.draft_rows for c in chosen)
-            spent = self._points.milliseconds(len(chosen), causal, drafts, context)
+            causal, branching = sum(c.verify for c in chosen) + len(chosen), sum(c.draft_rows for c in chosen)
+            spent = self._points.milliseconds(len(chosen), causal, branching, context)
             worth = sum(c.value for c in chosen) - point.prices.rate * spent
             if best is None or worth > best[0]:
                 best = worth, chosen, spent
         _, chosen, spent = best
-        self._last = _Step(point, context, spent)
+        self._last = _Step(point, context, spent, True)
         return [self._as_plan(r, s, c, spent) for r, s, c in zip(requests, seen, chosen, strict=True)]
 
     def _as_plan(self, request: Request, seen: Seen, chosen: Choice, spent: float) -> RequestPlan:
@@ -190,8 +198,11 @@ class RecGuide(Policy):
             return
         for outcome in outcomes:
             self._learn_outcome(outcome)
-        if self.online and self._last and not step.prefill_rows and step.index % TIMED_EVERY == 0:
+        if self.online and self._last and not step.prefill_rows:
             causal = step.rows - step.draft_rows
+            self._modes.learn(
+                step.requests, drafted=self._last.drafting, tokens=step.committed, milliseconds=step.seconds * 1e3
+            )
             self._time.observe(step.seconds * 1e3, step.requests, causal, step.draft_rows, self._last.context)
 
     def _learn_outcome(self, outcome: Outcome) -> None:
@@ -237,6 +248,7 @@ class _Step:
     point: Operating
     context: float
     milliseconds: float
+    drafting: bool
 
 
 def _check_fits(controller: Controller, model: Model, path: Path) -> None:

@@ -45,7 +45,7 @@ def test_load_shifts_it_to_plain_decoding(monkeypatch):
 
 
 def test_constant_input_gives_constant_plans(monkeypatch):
-    engine = engine_of(cost=RowCost(20.0, 0.3), monkeypatch=monkeypatch)
+    engine = engine_of("recguide:online=0", cost=RowCost(20.0, 0.3), monkeypatch=monkeypatch)
     requests = play(engine, 12)
     plans = [engine.policy.plan(requests) for _ in range(5)]
     assert all(each == plans[0] for each in plans)

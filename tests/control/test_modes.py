@@ -1,0 +1,42 @@
+"""Plain or drafting: what earned more is what runs, and the other is tried again."""
+
+from recguide.control.modes import PERIOD, Modes
+
+
+def play(modes, steps, plain, drafting, requests=1, wants=True):
+    """Steps whose rates are given in tokens a ms; returns the share that drafted."""
+    drafted = 0
+    for _ in range(steps):
+        does = modes.drafts(requests, wants=wants)
+        rate = drafting if does else plain
+        modes.learn(requests, drafted=does, tokens=10, milliseconds=10 / rate)
+        drafted += does
+    return drafted / steps
+
+
+def test_what_earns_more_runs():
+    assert play(Modes(), 2000, plain=0.1, drafting=0.12) > 0.9
+    assert play(Modes(), 2000, plain=0.1, drafting=0.09) < 0.2
+
+
+def test_a_hundredth_is_within_the_margin():
+    assert play(Modes(), 2000, plain=0.1, drafting=0.0995) > 0.9
+
+
+def test_a_change_is_noticed_both_ways():
+    modes = Modes()
+    play(modes, 1000, plain=0.1, drafting=0.08)
+    play(modes, 6 * PERIOD, plain=0.1, drafting=0.13)
+    assert play(modes, PERIOD, plain=0.1, drafting=0.13) > 0.9
+    play(modes, 3 * PERIOD, plain=0.1, drafting=0.08)
+    assert play(modes, PERIOD, plain=0.1, drafting=0.08) < 0.2
+
+
+def test_loads_are_judged_apart():
+    modes = Modes()
+    play(modes, 1000, plain=0.1, drafting=0.08, requests=8)
+    assert play(modes, 500, plain=0.1, drafting=0.12, requests=1) > 0.9
+
+
+def test_where_the_model_sees_no_gain_nothing_is_tried():
+    assert play(Modes(), 1000, plain=0.1, drafting=0.2, wants=False) == 0
