@@ -174,7 +174,7 @@ class Operating:
 
 STARTS: tuple[Rows, ...] = ((1.0, 1.5), (2.0, 4.0), (3.5, 12.0))
 ROUNDS = 6
-WORTH_ROUNDS, BUCKET_ROUNDS = 3, 4
+WORTH_ROUNDS, BUCKET_ROUNDS = 5, 6
 SETTLED = 1e-3  # a round that raises the rate by less is the last
 
 
@@ -277,11 +277,13 @@ def _net(survival, second, bucket, prices: Prices, shape: Shape, costs: _Costs) 
 def _worth(samples: Samples, prices: Prices, shape: Shape, costs: _Costs) -> tuple[np.ndarray, np.ndarray]:
     """W [buckets, m + 1] of open drafts and of those behind known tokens."""
     made = []
+    before = (prices.ready, prices.ready_known)
     for survival, bucket in ((samples.open, samples.bucket), (samples.known, samples.known_bucket)):
         net = _net(survival, samples.second, bucket, prices, shape, costs)
         each = np.array([(net[bucket == b] if (bucket == b).any() else net).mean(0) for b in range(samples.buckets)])
         made.append(np.maximum(each - each[:, :1], 0.0))
-    return made[0], made[1]
+    # what a draft is worth stands against drafting now: undamped, each round would answer the last one's excess
+    return tuple((old + new) / 2 for old, new in zip(before, made, strict=True))
 
 
 @dataclass(frozen=True)

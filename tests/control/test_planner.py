@@ -198,3 +198,14 @@ def test_plans_keep_to_what_is_allowed():
     assert not alone.draft_rows[held > 0].any() and alone.draft_rows[held == 0].all()
     fixed = Options(*args, Shape(block=3)).best(held)
     assert set(fixed.open.ravel()) | set(fixed.known.ravel()) <= {0, 3} and fixed.draft_rows.any()
+
+
+@pytest.mark.parametrize("requests", [1, 2, 4])
+@pytest.mark.parametrize("drafts", [2, 4])
+def test_drafting_and_verifying_by_turns_is_priced_as_it_pays(requests, drafts):
+    """Without overlap and trimming, a block of a fixed size is ar-row: its rate is known in closed form."""
+    some = samples(1, 128)
+    time = device(requests, launch=1.0)
+    point = solve(time, some, Shape(trim=False, overlap=False, block=drafts))
+    by_turns = rate_of(time, some, drafts, 0)
+    assert point.prices.rate == pytest.approx(max(by_turns, 1 / time(1, 0)), rel=0.005)
