@@ -1,0 +1,283 @@
+"""The live session: an engine on its thread, a driver thread that keeps the load and obeys commands, and their life.
+
+Whoever turns a knob only queues a command; the driver applies it between steps and logs the step. The session knows
+nothing of widgets: it can be driven from a script or a test.
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recguide.bench.prompts import Prompt
+from recguide.engine.engine import Engine
+from recguide.engine.runner import EngineThread
+from recguide.errors import RecGuideError
+from recguide.lab.fanout import Fanout
+from recguide.lab.jobs import Jobs
+from recguide.lab.limits import limited
+from recguide.lab.load import Load
+from recguide.lab.recording import Recording
+from recguide.lab.settings import KNOBS, LabSettings, settings_from
+from recguide.lab.supply import Supply
+from recguide.lab.watch import Watcher
+from recguide.models.loader import Model
+from recguide.policies import Policy, parse_policy
+
+CONTEXT = 640  # tokens of prompt and answer: what 32 places of the embedded model may take of a laptop's memory
+LOOK = 0.5  # seconds at most between two looks at the engine, which may have failed
+KEPT = 100
+
+
+@dataclass(frozen=True)
+class Change:
+    """A knob that was turned: when and at which step it took effect."""
+
+    at: float
+    step: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something a person should see. ``details`` is a traceback or nothing."""
+
+    at: float
+    message: str
+    details: str = ""
+
+
+class LabSession:
+    """Use as a context manager, or call ``start`` and ``stop``; both may be called again. Every method is thread-safe.
+
+    ``folder`` takes decision logs and exports. ``prompts`` default to the project's own set.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        settings: LabSettings | None = None,
+        *,
+        folder: Path,
+        prompts: Sequence[Prompt] | None = None,
+        record: bool = True,
+    ):
+        self.id = uuid.uuid4().hex[:6]
+        self.model, self.folder, self.record = model, folder, record
+        self.settings = settings or LabSettings()
+        self.policy: Policy = parse_policy(self.settings.policy)
+        self.context = min(CONTEXT, model.config.max_positions)
+        self.supply = Supply(model, prompts, self.context)
+        self.watcher = Watcher(lambda: self.policy)
+        self.jobs = Jobs()
+        self.changes: deque[Change] = deque(maxlen=KEPT)
+        self.faults: deque[Fault] = deque(maxlen=KEPT)
+        self.cost_table: Any = None
+        self.engine: Engine | None = None
+        self.runner: EngineThread | None = None
+        self.load: Load | None = None
+        self.recording: Recording | None = None
+        self._fanout = Fanout()
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._driver: threading.Thread | None = None
+        self._life = threading.RLock()
+
+    def __enter__(self) -> LabSession:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """stopped, running, paused or failed."""
+        if self.runner is None:
+            return "stopped"
+        if self.runner.error is not None:
+            return "failed"
+        return "paused" if self.runner.paused else "running"
+
+    def start(self) -> None:
+        """Begin decoding; does nothing while the session runs, and restarts one whose engine failed."""
+        with self._life:
+            if self.state == "failed":
+                self.stop()
+            if self.runner is not None:
+                return
+            self.folder.mkdir(parents=True, exist_ok=True)
+            engine = Engine(
+                self.model,
+                self._planned(self.settings),
+                max_concurrency=int(KNOBS["concurrency"].high),
+                concurrency=self.settings.concurrency,
+                max_context=self.context,
+            )
+            self._fanout.add(self.watcher)
+            engine.observer = self._fanout
+            self.engine, self.runner = engine, EngineThread(engine)
+            self.recording = Recording(engine, self._fanout, self.folder)
+            if self.record:
+                self.recording.start()
+            self.load = Load(self.runner, self.supply, lambda: self._inbox.put(None))
+            self.load.follow(self.settings)
+            self.runner.start()
+            self.load.go()
+            self._driver = threading.Thread(target=self._drive, name="recguide-driver", daemon=True)
+            self._driver.start()
+            atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """End all threads and requests, complete the log, free the engine. Statistics stay; ``start`` begins anew."""
+        with self._life:
+            if self.runner is None:
+                return
+            atexit.unregister(self.stop)
+            self.jobs.cancel()
+            driver, self._driver = self._driver, None
+            self._inbox.put(None)
+            if driver is not None:
+                driver.join()
+            self.runner.stop()
+            self._fanout.remove(self.watcher)
+            try:
+                self.recording.stop()
+            except RecGuideError as fault:
+                self.fault(fault)
+            self.engine.observer = None
+            self.engine = self.runner = self.load = None
+
+    def pause(self) -> None:
+        """No step after the one in progress, no arrivals, until ``resume`` or ``step_once``."""
+        with self._life:
+            if self.runner is not None:
+                self.runner.pause()
+                self._inbox.put(self.load.hold)
+
+    def resume(self) -> None:
+        with self._life:
+            if self.runner is not None:
+                self.runner.resume()
+                self._inbox.put(self.load.go)
+
+    def step_once(self) -> None:
+        """One step; pauses first if need be."""
+        self.pause()
+        with self._life:
+            if self.runner is not None:
+                self.runner.step_once()
+
+    # -- what a person turns -----------------------------------------------------------------------------------
+
+    def change(self, **values: Any) -> None:
+        """Queue other settings; returns at once. What is wrong with them becomes a fault, and the old ones stay."""
+        if self.runner is None:
+            self._apply(values)
+        else:
+            self._inbox.put(lambda: self._apply(values))
+
+    def use_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Queue another prompt set."""
+
+        def apply() -> None:
+            self.supply.use(prompts)
+            self._apply({"category": "all"})
+            self.supply.restart(self.settings.seed, self.settings.category)
+
+        apply() if self.runner is None else self._inbox.put(apply)
+
+    def quiet(self, wanted: bool) -> None:
+        """Stop or go on looking at steps: an engine that nobody watches runs as if alone."""
+        if self.engine is not None:
+            self.engine.observer = None if wanted else self._fanout
+
+    def fault(self, error: BaseException | str, details: str = "") -> None:
+        """Keep something for a person to see."""
+        self.faults.append(Fault(time.time(), str(error) or type(error).__name__, details))
+
+    # -- the driver's thread -----------------------------------------------------------------------------------
+
+    def _drive(self) -> None:
+        wait: float | None = 0.0
+        told = False
+        while self._driver is not None:
+            try:
+                if (command := self._next(wait)) is not None:
+                    command()
+                wait = self.load.top_up() if self.state != "failed" else None
+                if self.state == "failed" and not told:
+                    told = True
+                    self.fault(f"the engine stopped: {self.runner.error}; press Start to begin anew")
+            except Exception as error:  # a thread's boundary: a person sees it, the session goes on
+                self.fault(error)
+                wait = LOOK
+
+    def _next(self, wait: float | None) -> Callable[[], None] | None:
+        """The next command, or None when a request ended or it is time for an arrival."""
+        try:
+            return self._inbox.get(timeout=LOOK if wait is None else min(wait, LOOK))
+        except queue.Empty:
+            return None
+
+    def _apply(self, values: dict[str, Any]) -> None:
+        """Take over settings; all of them or none."""
+        try:
+            wanted = settings_from(self.settings.to_dict() | values)
+            changed = {k: v for k, v in wanted.to_dict().items() if v != getattr(self.settings, k)}
+            if "category" in changed and wanted.category not in self.supply.categories:
+                raise RecGuideError(f"no prompt of category {wanted.category!r}")
+            policy = self._planned(wanted)
+        except RecGuideError as fault:
+            self.fault(fault)
+            return
+        if not changed:
+            return
+        self.settings = wanted
+        if self.runner is not None:
+            self.engine.set_policy(policy)
+            self.engine.set_concurrency(wanted.concurrency)
+            self.load.follow(wanted)
+            self._note(changed)
+        if "policy" in changed:
+            self.watcher.clear_predictions()
+
+    def _planned(self, settings: LabSettings) -> Policy:
+        """The policy of the settings, the one that plans already where its spec is the same, under their limits."""
+        if settings.policy != self.settings.policy or self.policy is None:
+            self.policy = parse_policy(settings.policy)
+        return limited(self.policy, settings)
+
+    def _note(self, changed: dict[str, Any]) -> None:
+        step = self.engine.stats.steps
+        text = ", ".join(f"{name} {value}" for name, value in changed.items())
+        self.changes.append(Change(time.perf_counter(), step, text))
+        self.recording.event("knobs", step=step, **changed)
+
+
+_current: LabSession | None = None
+
+
+def open_session(make: Callable[[Model | None], LabSession]) -> LabSession:
+    """One session per kernel: the new one takes over, the one before is stopped, and a fault line says so.
+
+    ``make`` gets the model that is loaded already, if any.
+    """
+    global _current
+    before, _current = _current, None
+    if before is not None:
+        before.stop()
+    session = make(None if before is None else before.model)
+    if before is not None:
+        session.fault(f"session {before.id} was stopped: there is one session per kernel, and {session.id} took over")
+    _current = session
+    return session
