@@ -31,6 +31,13 @@ class Ring:
             self._rows[self._count % self.capacity] = row
             self._count += 1
 
+    def skip(self, count: int) -> None:
+        """Forget what is older, as if ``count`` rows had been added in all; rows not written read as NaN."""
+        with self._guard:
+            for place in range(self._count, min(count, self._count + self.capacity)):
+                self._rows[place % self.capacity] = np.nan
+            self._count = max(self._count, count)
+
     def last(self, rows: int | None = None) -> dict[str, np.ndarray]:
         """Copies of the newest rows' columns, oldest first."""
         with self._guard:
@@ -38,7 +45,3 @@ class Ring:
             places = np.arange(self._count - kept, self._count) % self.capacity
             taken = self._rows[places]  # fancy indexing copies
         return dict(zip(self.columns, taken.T, strict=True))
-
-    def clear(self) -> None:
-        with self._guard:
-            self._count = 0

@@ -139,11 +139,11 @@ class LabSession:
 
     def stop(self) -> None:
         """End all threads and requests, complete the log, free the engine. Statistics stay; ``start`` begins anew."""
+        self.jobs.cancel()  # before the lock: a job may be waiting for it
         with self._life:
             if self.runner is None:
                 return
             atexit.unregister(self.stop)
-            self.jobs.cancel()
             driver, self._driver = self._driver, None
             self._inbox.put(None)
             if driver is not None:
@@ -200,6 +200,17 @@ class LabSession:
         """Stop or go on looking at steps: an engine that nobody watches runs as if alone."""
         if self.engine is not None:
             self.engine.observer = None if wanted else self._fanout
+
+    def settle(self, seconds: float, on_progress: Callable[[str, float], None]) -> None:
+        """Wait until a queued change is in force and its effect has settled. Not for the driver's thread."""
+        applied = threading.Event()
+        self._inbox.put(applied.set)
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until or not applied.is_set():
+            on_progress("settling", 0.0)
+            time.sleep(0.05)
+            if self.runner is None:
+                raise RecGuideError("the session was stopped")
 
     def fault(self, error: BaseException | str, details: str = "") -> None:
         """Keep something for a person to see."""

@@ -13,6 +13,7 @@ from recguide.commands.demo import demo
 from recguide.commands.doctor import doctor
 from recguide.commands.entry import run
 from recguide.commands.generate import generate
+from recguide.commands.lab import lab
 from recguide.commands.models import models
 from recguide.commands.profile import profile
 from recguide.commands.trace import trace
@@ -30,6 +31,7 @@ app.command()(bench)
 app.command()(audit)
 app.command()(profile)
 app.command()(train_drafter)
+app.command()(lab)
 app.command()(doctor)
 app.add_typer(models, name="models")
 app.add_typer(trace, name="trace")

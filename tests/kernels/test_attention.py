@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from recguide.kernels.attention import attention, fold_mask
 
 

@@ -1,6 +1,7 @@
 """Signals against plain softmax in float64."""
 
 import torch
+
 from recguide.kernels.signals import signals
 
 

@@ -1,0 +1,129 @@
+"""From a session to the figure: which arrays each panel gets now. Called by the dashboard's owner only."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from recguide.lab import controller, series
+from recguide.lab.figure import BRANCHES, COLOURS, ROWS, SIZES, LiveFigure, update
+from recguide.lab.measure import Measurement
+from recguide.lab.ring import Ring
+from recguide.lab.session import LabSession
+from recguide.lab.watch import STEPS
+
+TRAIL_EVERY = 2.0  # seconds between two points of a trail
+SETTLED = 2.5  # seconds after a turn of a knob before throughput counts as its own
+LABELS = 8
+
+
+class Painter:
+    """Remembers trails and predictions between drawings; everything else is read anew."""
+
+    def __init__(self, session: LabSession, figure: LiveFigure):
+        self._session, self._figure = session, figure
+        self._predicted = Ring(("predicted", "price"), STEPS)
+        self._trail: deque[tuple[float, float, int, str]] = deque(maxlen=series.POINTS)
+        self._trail_at = 0.0
+
+    def draw(self, pins: Sequence[Measurement]) -> None:
+        """Give every panel its newest arrays, in one message."""
+        watcher = self._session.watcher
+        count = watcher.steps.count
+        steps = watcher.steps.last()
+        status = controller.status(self._session.policy)
+        self._predict(steps, count, status)
+        now = self._now(steps)
+        aggregate, each = series.throughput(steps, now)
+        self._extend_trail(float(aggregate[-1]), float(each[-1]))
+        update(
+            self._figure,
+            {
+                "aggregate": {"y": aggregate},
+                "each": {"y": each},
+                "changes": self._changes(now, aggregate),
+                "trail": self._points(list(self._trail)),
+                "now": self._newest(),
+                "pins": self._pinned(pins),
+                **{name: {"y": series.recent(steps[name], fill=0.0)} for name in ROWS},
+                "measured": {"y": series.recent(steps["seconds"], 1e3)},
+                "achieved": {"y": series.achieved(steps)},
+                **{n: {"y": series.recent(values)} for n, values in self._predicted.last(series.STEPS).items()},
+                "reliability": self._reliability(status),
+                "mix": {"y": series.mix(list(watcher.blocks), SIZES)},
+                "hits": {"y": series.hit_rates(list(watcher.branches), BRANCHES)},
+            },
+        )
+
+    def _now(self, steps: dict[str, np.ndarray]) -> float:
+        """The right end of the time axis; it stands still while nothing is decoded, so that nothing is sent."""
+        running = self._session.state == "running" or not len(steps["at"])
+        return time.perf_counter() if running else float(steps["at"][-1])
+
+    def _predict(self, steps: dict[str, np.ndarray], count: int, status: dict[str, Any]) -> None:
+        """What the policy, or else the cost table, says of the steps made since the last drawing."""
+        table, price = self._session.cost_table, status.get("price", np.nan)
+        fresh = min(count - self._predicted.count, len(steps["at"]))
+        self._predicted.skip(count - fresh)
+        for i in range(len(steps["at"]) - fresh, len(steps["at"])):
+            expected = status.get("predicted_ms", np.nan)
+            if table is not None and steps["requests"][i]:
+                rows, drafting = int(steps["rows"][i]), int(steps["drafting"][i])
+                expected = table.predict(int(steps["requests"][i]), rows - drafting, drafting, steps["context"][i])
+            self._predicted.add(_number(expected), _number(price))
+
+    def _changes(self, now: float, aggregate: np.ndarray) -> dict[str, Any]:
+        """Turned knobs on the throughput curve."""
+        shown = [c for c in list(self._session.changes) if now - c.at < series.WINDOW]
+        x = np.array([c.at - now for c in shown], np.float32)
+        places = np.searchsorted(series.AGO, x).clip(0, series.POINTS - 1)
+        return {
+            "x": x,
+            "y": np.nan_to_num(aggregate[places]),
+            "text": np.array([c.text for c in shown], object),
+        }
+
+    def _extend_trail(self, aggregate: float, each: float) -> None:
+        session, now = self._session, time.perf_counter()
+        if session.state != "running" or now - self._trail_at < TRAIL_EVERY or not np.isfinite(each):
+            return
+        if session.changes and now - session.changes[-1].at < SETTLED:
+            return
+        self._trail_at = now
+        names = session.watcher.policies
+        number = int(session.watcher.steps.last(1)["policy"][0])
+        self._trail.append((each, aggregate, number, f"{names[number]}, C={session.settings.concurrency}"))
+
+    def _newest(self) -> dict[str, Any]:
+        """The last point of each policy and concurrency on the trail."""
+        newest = {label: (x, y, number, label) for x, y, number, label in self._trail}
+        return self._points(list(newest.values())[-LABELS:])
+
+    def _pinned(self, pins: Sequence[Measurement]) -> dict[str, Any]:
+        shown = [(p.per_request.value, p.aggregate.value, i, p.name) for i, p in enumerate(pins)]
+        return self._points(shown)
+
+    @staticmethod
+    def _points(rows: Sequence[tuple[float, float, int, str]]) -> dict[str, Any]:
+        return {
+            "x": np.array([row[0] for row in rows], np.float32),
+            "y": np.array([row[1] for row in rows], np.float32),
+            "marker.color": np.array([row[2] % len(COLOURS) for row in rows], np.float32),
+            "text": np.array([row[3] for row in rows], object),
+        }
+
+    def _reliability(self, status: dict[str, Any]) -> dict[str, Any]:
+        reported = status.get("reliability")
+        if reported:
+            mean, share, count = (np.array(column, np.float32) for column in zip(*reported, strict=True))
+        else:
+            mean, share, count = series.reliability(list(self._session.watcher.predictions))
+        return {"x": mean, "y": share, "text": np.array([f"{int(n)} drafts" for n in count], object)}
+
+
+def _number(value: Any) -> float:
+    return float(value) if value is not None else np.nan
