@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import ipywidgets as widgets
-
-from recguide.bench.prompts import load_prompts
 from recguide.lab import tasks
 from recguide.lab.controls import button
 from recguide.lab.export import export_csv
@@ -21,9 +19,11 @@ from recguide.lab.measure import Measurement, measure
 from recguide.lab.session import LabSession
 from recguide.lab.state import NAME, load_state, save_state
 
+from recguide.bench.prompts import load_prompts
+
 QUIET_SECONDS = 10.0
 BASELINE_SECONDS = 5.0
-TABS = ("Measure and compare", "Controller", "Save and export", "Prompts")
+TABS = ("Compare", "Controller", "Save, export", "Prompts")
 
 
 class Actions:

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
-
 from recguide.lab import controller
 from recguide.lab.guard import guarded
 from recguide.lab.session import LabSession
 from recguide.lab.settings import KNOBS, PATTERNS, PRESETS, preset
+
 from recguide.policies import POLICIES, Knob, Policy, parse_policy
 
-WIDTH = "330px"
-STYLE = {"description_width": "118px"}
+WIDTH = "360px"
+STYLE = {"description_width": "150px"}
 SPARED = ("seed",)  # knobs that are typed, not dragged
 
 

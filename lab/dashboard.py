@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import ipywidgets as widgets
-
-from recguide.errors import RecGuideError
 from recguide.lab import controller, figure, tokens, words
 from recguide.lab.actions import Actions
 from recguide.lab.controls import Controls
@@ -25,6 +23,8 @@ from recguide.lab.painter import Painter
 from recguide.lab.pulse import Pulse
 from recguide.lab.session import LabSession
 from recguide.lab.state import NAME, save_state
+
+from recguide.errors import RecGuideError
 
 LOOK = 0.1  # seconds between two looks at orders and at the pace
 FASTEST, SLOWEST = 0.25, 1.5  # seconds between drawings

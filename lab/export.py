@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 
 import plotly.graph_objects as go
-
 from recguide.lab.figure import INK
 from recguide.lab.session import LabSession
+
 from recguide.provenance import provenance, write_json, write_text
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
-
 from recguide.lab.series import AGO, STEP_AXIS, STEPS, WINDOW
 
 HEIGHT = 860
@@ -25,7 +24,6 @@ GRID = "rgba(128,128,128,0.25)"
 # distinct in hue and in lightness, on white and on black; panels do not rely on colour alone
 COLOURS = ("#3b7dd8", "#e08214", "#2ca25f", "#c0569b", "#8c6bb1", "#b8860b", "#17a2b8", "#d6604d")
 ROWS = {  # column of the watcher: name, colour
-    "prefill": ("prompt", "#999999"),
     "trunk": ("verify", COLOURS[0]),
     "draft": ("draft", COLOURS[1]),
     "correction": ("correction", COLOURS[3]),
@@ -80,7 +78,7 @@ def build() -> LiveFigure:
     grid.update_layout(
         height=HEIGHT,
         autosize=True,
-        margin={"l": 60, "r": 50, "t": 40, "b": 45},
+        margin={"l": 55, "r": 15, "t": 40, "b": 45},
         uirevision="kept",  # a person's zoom outlives redraws
         legend={"orientation": "h", "y": -0.07, "font_size": 11},
         paper_bgcolor="rgba(0,0,0,0)",
@@ -99,7 +97,6 @@ def _empty(points: int) -> np.ndarray:
 
 def _traces():
     """(trace, row, column, on the second y axis); names are how ``update`` finds them."""
-    line = {"width": 1.8}
     yield _line("aggregate", AGO, COLOURS[0], "all requests, tokens/s"), 1, 1, False
     yield _line("each", AGO, COLOURS[1], "each request, tokens/s", dash="dot"), 1, 1, True
     yield _marks("changes", "triangle-down", "knobs turned", "%{text}<extra></extra>"), 1, 1, False
@@ -119,8 +116,9 @@ def _traces():
     yield _line("price", STEP_AXIS, COLOURS[5], "price, tokens per ms", dash="dashdot"), 2, 4, True
     ends = np.array([0, 1], np.float32)
     yield go.Scatter(meta="honest", x=ends, y=ends, line={"color": "#888", "dash": "dot"}, showlegend=False), 3, 1, None
-    curve = go.Scatter(meta="reliability", mode="lines+markers", line=line | {"color": COLOURS[0]}, showlegend=False)
-    curve.hovertemplate = "predicted %{x:.2f}, came true %{y:.2f}<br>%{text}<extra></extra>"
+    tip = "predicted %{x:.2f}, came true %{y:.2f}<br>%{text}<extra></extra>"
+    curve = _marks("reliability", "circle", "", tip, labelled=False)
+    curve.update(mode="lines+markers", line={"color": COLOURS[0], "width": 1.8}, showlegend=False)
     yield curve, 3, 1, None
     yield _bars("mix", SIZE_NAMES, COLOURS[0], "%{x} drafts: %{y:.0f}% of steps<extra></extra>"), 3, 3, None
     yield _bars("hits", list(BRANCHES), COLOURS[2], "%{x}: %{y:.0f}% used<extra></extra>"), 3, 5, None
@@ -135,7 +133,8 @@ def _marks(key: str, symbol: str, name: str, tip: str, *, labelled: bool = True)
     marker = {"symbol": symbol, "size": 10 if labelled else 5, "cmin": 0, "cmax": len(COLOURS) - 1}
     marker["colorscale"] = [[i / (len(COLOURS) - 1), colour] for i, colour in enumerate(COLOURS)]
     mode = "markers+text" if labelled else "markers"
-    return go.Scatter(meta=key, mode=mode, marker=marker, name=name, hovertemplate=tip, textposition="top center")
+    shown = {"hovertemplate": tip, "textposition": "top center", "cliponaxis": False}
+    return go.Scatter(meta=key, mode=mode, marker=marker, name=name, **shown)
 
 
 def _bars(key: str, names: list[str], colour: str, tip: str) -> go.Bar:
@@ -173,8 +172,8 @@ def _axes(grid: go.Figure) -> None:
     grid.update_xaxes(rangemode="tozero", row=1, col=4)
     grid.update_xaxes(gridcolor=GRID, zerolinecolor=GRID, linecolor=GRID)
     grid.update_yaxes(gridcolor=GRID, zerolinecolor=GRID, linecolor=GRID)
-    grid.update_yaxes(showgrid=False, secondary_y=True, row=1, col=1)
-    grid.update_yaxes(showgrid=False, secondary_y=True, row=2, col=4)
+    for row, column in ((1, 1), (2, 4)):
+        grid.update_yaxes(showgrid=False, tickmode="auto", secondary_y=True, row=row, col=column)
 
 
 def paint(figure: go.Figure, theme: str) -> None:
@@ -183,12 +182,29 @@ def paint(figure: go.Figure, theme: str) -> None:
 
 
 def update(figure: go.FigureWidget, arrays: Mapping[str, Mapping[str, Any]]) -> None:
-    """New arrays for traces by key: ``{"aggregate": {"y": ...}}``, in one message."""
-    places = {trace.meta: trace for trace in figure.data}
-    with figure.batch_update():
-        for key, values in arrays.items():
-            for name, value in values.items():
-                places[key][name] = value
+    """New arrays for traces by key: ``{"aggregate": {"x": ..., "y": ...}}``; nothing is sent for those that are equal.
+
+    A message names every property for every trace in it: the browser forgets what a message leaves open for one trace
+    and sets for another. So places go in one, and what only marks have in a second.
+    """
+    marks = {key: values for key, values in arrays.items() if "text" in values}
+    _send(figure, arrays, ("x", "y"))
+    _send(figure, marks, ("text", "marker.color"))
+
+
+def _send(figure: go.FigureWidget, arrays: Mapping[str, Mapping[str, Any]], names: tuple[str, ...]) -> None:
+    places = {trace.meta: number for number, trace in enumerate(figure.data)}
+    fresh = [key for key in arrays if any(_differs(figure.data[places[key]][n], arrays[key][n]) for n in names)]
+    if fresh:
+        data = {name: [arrays[key][name] for key in fresh] for name in names}
+        figure.plotly_update(restyle_data=data, trace_indexes=[places[key] for key in fresh])
+
+
+def _differs(old: Any, new: np.ndarray) -> bool:
+    if old is None or len(old) != len(new):
+        return True
+    numbers = new.dtype != object
+    return not np.array_equal(np.asarray(old, new.dtype), new, equal_nan=numbers)
 
 
 def points(figure: go.Figure, key: str) -> np.ndarray:

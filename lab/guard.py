@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 import ipywidgets as widgets
+from recguide.lab.session import Fault, LabSession
 
 from recguide.errors import RecGuideError
-from recguide.lab.session import Fault, LabSession
 
 log = logging.getLogger(__name__)
 

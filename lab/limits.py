@@ -10,9 +10,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+from recguide.lab.settings import KNOBS, LabSettings
+
 from recguide.engine.plan import AR, Branch, RequestPlan
 from recguide.engine.request import Request
-from recguide.lab.settings import KNOBS, LabSettings
 from recguide.policies import Policy
 from recguide.policies.explore import Explore
 

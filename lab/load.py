@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from recguide.engine.request import Delta, Request
-from recguide.engine.runner import EngineThread
 from recguide.lab.arrivals import SPARE, Pattern, Steps, pattern_of
 from recguide.lab.settings import LabSettings
 from recguide.lab.supply import Supply
+
+from recguide.engine.request import Delta, Request
+from recguide.engine.runner import EngineThread
 
 OF_PATTERN = ("pattern", "concurrency", "rate", "period", "seed")
 QUEUE = 64  # requests that may wait; arrivals beyond it are turned away, so that memory stays bounded

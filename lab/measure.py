@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from recguide.errors import RecGuideError
 from recguide.lab.session import LabSession
+
+from recguide.errors import RecGuideError
 
 BATCHES = 10
 POLL = 0.05

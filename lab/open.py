@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recguide.bench.prompts import Prompt
-from recguide.errors import RecGuideError
 from recguide.lab.dashboard import Dashboard
 from recguide.lab.session import LabSession, open_session
 from recguide.lab.settings import LabSettings
 from recguide.lab.state import NAME, LabState, load_state
+
+from recguide.bench.prompts import Prompt
+from recguide.errors import RecGuideError
 from recguide.models import embedded
 from recguide.models.loader import Model, load_model
 

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
 from recguide.lab import controller, series
-from recguide.lab.figure import BRANCHES, COLOURS, ROWS, SIZES, LiveFigure, update
+from recguide.lab.figure import BRANCHES, COLOURS, ROWS, SIZE_NAMES, SIZES, LiveFigure, update
 from recguide.lab.measure import Measurement
 from recguide.lab.ring import Ring
 from recguide.lab.session import LabSession
@@ -43,19 +42,19 @@ class Painter:
         update(
             self._figure,
             {
-                "aggregate": {"y": aggregate},
-                "each": {"y": each},
+                "aggregate": {"x": series.AGO, "y": aggregate},
+                "each": {"x": series.AGO, "y": each},
                 "changes": self._changes(now, aggregate),
-                "trail": self._points(list(self._trail)),
+                "trail": _marks(list(self._trail)),
                 "now": self._newest(),
-                "pins": self._pinned(pins),
-                **{name: {"y": series.recent(steps[name], fill=0.0)} for name in ROWS},
-                "measured": {"y": series.recent(steps["seconds"], 1e3)},
-                "achieved": {"y": series.achieved(steps)},
-                **{n: {"y": series.recent(values)} for n, values in self._predicted.last(series.STEPS).items()},
+                "pins": _marks([(p.per_request.value, p.aggregate.value, i, p.name) for i, p in enumerate(pins)]),
+                **{name: _steps(series.recent(steps[name], fill=0.0)) for name in ROWS},
+                "measured": _steps(series.recent(steps["seconds"], 1e3)),
+                "achieved": _steps(series.achieved(steps)),
+                **{name: _steps(series.recent(values)) for name, values in self._predicted.last(series.STEPS).items()},
                 "reliability": self._reliability(status),
-                "mix": {"y": series.mix(list(watcher.blocks), SIZES)},
-                "hits": {"y": series.hit_rates(list(watcher.branches), BRANCHES)},
+                "mix": {"x": np.array(SIZE_NAMES, object), "y": series.mix(list(watcher.blocks), SIZES)},
+                "hits": {"x": np.array(BRANCHES, object), "y": series.hit_rates(list(watcher.branches), BRANCHES)},
             },
         )
 
@@ -79,13 +78,9 @@ class Painter:
     def _changes(self, now: float, aggregate: np.ndarray) -> dict[str, Any]:
         """Turned knobs on the throughput curve."""
         shown = [c for c in list(self._session.changes) if now - c.at < series.WINDOW]
-        x = np.array([c.at - now for c in shown], np.float32)
-        places = np.searchsorted(series.AGO, x).clip(0, series.POINTS - 1)
-        return {
-            "x": x,
-            "y": np.nan_to_num(aggregate[places]),
-            "text": np.array([c.text for c in shown], object),
-        }
+        places = np.searchsorted(series.AGO, [c.at - now for c in shown]).clip(0, series.POINTS - 1)
+        heights = np.nan_to_num(aggregate[places])
+        return _marks([(c.at - now, float(y), 7, c.text) for c, y in zip(shown, heights, strict=True)])
 
     def _extend_trail(self, aggregate: float, each: float) -> None:
         session, now = self._session, time.perf_counter()
@@ -101,20 +96,7 @@ class Painter:
     def _newest(self) -> dict[str, Any]:
         """The last point of each policy and concurrency on the trail."""
         newest = {label: (x, y, number, label) for x, y, number, label in self._trail}
-        return self._points(list(newest.values())[-LABELS:])
-
-    def _pinned(self, pins: Sequence[Measurement]) -> dict[str, Any]:
-        shown = [(p.per_request.value, p.aggregate.value, i, p.name) for i, p in enumerate(pins)]
-        return self._points(shown)
-
-    @staticmethod
-    def _points(rows: Sequence[tuple[float, float, int, str]]) -> dict[str, Any]:
-        return {
-            "x": np.array([row[0] for row in rows], np.float32),
-            "y": np.array([row[1] for row in rows], np.float32),
-            "marker.color": np.array([row[2] % len(COLOURS) for row in rows], np.float32),
-            "text": np.array([row[3] for row in rows], object),
-        }
+        return _marks(list(newest.values())[-LABELS:])
 
     def _reliability(self, status: dict[str, Any]) -> dict[str, Any]:
         reported = status.get("reliability")
@@ -122,7 +104,21 @@ class Painter:
             mean, share, count = (np.array(column, np.float32) for column in zip(*reported, strict=True))
         else:
             mean, share, count = series.reliability(list(self._session.watcher.predictions))
-        return {"x": mean, "y": share, "text": np.array([f"{int(n)} drafts" for n in count], object)}
+        return _marks([(x, y, 0, f"{int(n)} drafts") for x, y, n in zip(mean, share, count, strict=True) if n])
+
+
+def _steps(values: np.ndarray) -> dict[str, np.ndarray]:
+    return {"x": series.STEP_AXIS, "y": values}
+
+
+def _marks(rows: Sequence[tuple[float, float, int, str]]) -> dict[str, np.ndarray]:
+    """(x, y, number of a colour, text) of each mark."""
+    return {
+        "x": np.array([row[0] for row in rows], np.float32),
+        "y": np.array([row[1] for row in rows], np.float32),
+        "marker.color": np.array([row[2] % len(COLOURS) for row in rows], np.float32),
+        "text": np.array([row[3] for row in rows], object),
+    }
 
 
 def _number(value: Any) -> float:

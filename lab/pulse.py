@@ -31,7 +31,18 @@ function nameSliders() {
 
 function render({ model, el }) {
   el.style.display = "none";
-  const say = (tick) => model.send({ tick, theme: theme(), seen: document.visibilityState === "visible" });
+  // long tasks of the page: what drawing takes of a core (not every browser tells)
+  let busy = 0;
+  let timer = null;
+  if (PerformanceObserver.supportedEntryTypes?.includes("longtask")) {
+    timer = new PerformanceObserver((list) => list.getEntries().forEach((task) => { busy += task.duration; }));
+    timer.observe({ type: "longtask" });
+  }
+  const say = (tick) => {
+    const seen = document.visibilityState === "visible";
+    model.send({ tick, theme: theme(), seen, busy: timer ? busy / 1000 : null });
+    busy = 0;
+  };
   const answer = () => {
     nameSliders();
     const tick = model.get("tick");
@@ -49,6 +60,7 @@ function render({ model, el }) {
     model.off("change:tick", answer);
     document.removeEventListener("visibilitychange", changed);
     watcher.disconnect();
+    timer?.disconnect();
   };
 }
 export default { render };
@@ -97,7 +109,7 @@ class Pulse(anywidget.AnyWidget):
         self.seen = True
         self.answered = 0
         self.answered_at: float | None = None
-        self.painted_in = 0.1  # seconds from the tick to its answer, smoothed: the browser's work and the way there
+        self.painted_in = 0.1  # seconds of the browser's work for a drawing, smoothed; of waiting where it cannot tell
         self._sent_at = time.perf_counter()
         self.on_msg(self._hear)
 
@@ -121,5 +133,6 @@ class Pulse(anywidget.AnyWidget):
         self.theme, self.seen = content["theme"], content["seen"]
         self.answered_at = time.perf_counter()
         if content["tick"] == self.tick and self.waiting:
-            self.painted_in += 0.3 * (self.waited - self.painted_in)
+            took = self.waited if content["busy"] is None else content["busy"]
+            self.painted_in += 0.3 * (took - self.painted_in)
         self.answered = max(self.answered, content["tick"])

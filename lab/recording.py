@@ -6,9 +6,10 @@ import shutil
 import threading
 from pathlib import Path
 
+from recguide.lab.fanout import Fanout
+
 from recguide.engine.engine import Engine
 from recguide.errors import RecGuideError
-from recguide.lab.fanout import Fanout
 from recguide.trace.recorder import Recorder
 
 

@@ -65,6 +65,7 @@ def _jupyterlab(port: int, browser: bool) -> list[str]:
         "--ServerApp.root_dir=.",
         "--LabApp.news_url=None",
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        *(["--allow-root"] if _is_root() else []),  # in a container; it listens on this machine only, with a token
     ]
 
 
@@ -80,6 +81,10 @@ def _voila(port: int, browser: bool) -> list[str]:
 
 def _module(name: str, port: int, browser: bool) -> list[str]:
     return [sys.executable, "-m", name, f"--port={port}", *([] if browser else ["--no-browser"])]
+
+
+def _is_root() -> bool:
+    return hasattr(os, "geteuid") and os.geteuid() == 0
 
 
 def _require(*names: str) -> None:

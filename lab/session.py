@@ -17,10 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recguide.bench.prompts import Prompt
-from recguide.engine.engine import Engine
-from recguide.engine.runner import EngineThread
-from recguide.errors import RecGuideError
 from recguide.lab.fanout import Fanout
 from recguide.lab.jobs import Jobs
 from recguide.lab.limits import limited
@@ -29,6 +25,11 @@ from recguide.lab.recording import Recording
 from recguide.lab.settings import KNOBS, LabSettings, settings_from
 from recguide.lab.supply import Supply
 from recguide.lab.watch import Watcher
+
+from recguide.bench.prompts import Prompt
+from recguide.engine.engine import Engine
+from recguide.engine.runner import EngineThread
+from recguide.errors import RecGuideError
 from recguide.models.loader import Model
 from recguide.policies import Policy, parse_policy
 

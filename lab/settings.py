@@ -37,7 +37,7 @@ KNOBS: dict[str, Knob] = {
             default=8,
             low=0,
             high=8,
-            unit="branches",
+            unit="",
             help="at most so many branches may ride along with a verification",
         ),
         Knob(
@@ -45,7 +45,7 @@ KNOBS: dict[str, Knob] = {
             default=0.0,
             low=0.0,
             high=1.0,
-            unit="of plans",
+            unit="share",
             help="share of plans drawn at random and logged with their probability: to train on; costs throughput",
         ),
         Knob(
@@ -63,8 +63,8 @@ KNOBS: dict[str, Knob] = {
             default=96,
             low=8,
             high=256,
-            unit="tokens",
-            help="length of an answer; counts from the next request on",
+            unit="",
+            help="tokens of an answer; counts from the next request on",
         ),
         Knob(name="seed", default=0, low=0, high=2**31 - 1, unit="", help="seed of prompts, arrivals and sampling"),
     )

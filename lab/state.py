@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from recguide.errors import RecGuideError
 from recguide.lab.measure import Measurement, measurement_from
 from recguide.lab.settings import LabSettings, settings_from
+
+from recguide.errors import RecGuideError
 from recguide.provenance import provenance, write_json
 
 SCHEMA = 1

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from recguide.lab.settings import ALL, LabSettings
+
 from recguide.bench.measure import encode
 from recguide.bench.prompts import Prompt, load_prompts
 from recguide.engine.sampling import SamplingParams
 from recguide.errors import RecGuideError
-from recguide.lab.settings import ALL, LabSettings
 from recguide.models.loader import Model
 
 

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from recguide.control.cost import Axes
-from recguide.control.profile import Profiler
-from recguide.errors import RecGuideError
 from recguide.lab import controller
 from recguide.lab.jobs import Progress
 from recguide.lab.measure import Measurement, measure
 from recguide.lab.session import LabSession
+
+from recguide.control.cost import Axes
+from recguide.control.profile import Profiler
+from recguide.errors import RecGuideError
 from recguide.policies import POLICIES, parse_policy
 from recguide.provenance import check_writable
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator, Sequence
 
+from recguide.lab.watch import Round
+
 from recguide.engine.drawing import branch_kind
 from recguide.engine.request import Draft
-from recguide.lab.watch import Round
 from recguide.models.tokenizer import Tokenizer
 
 FATES = {

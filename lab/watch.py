@@ -10,12 +10,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from recguide.lab.controller import survival
+from recguide.lab.ring import Ring
+
 from recguide.engine.drawing import branch_kind
 from recguide.engine.observe import Outcome
 from recguide.engine.request import Request
 from recguide.engine.stats import StepRecord
-from recguide.lab.controller import survival
-from recguide.lab.ring import Ring
 from recguide.policies import Policy
 
 STEPS = 8192  # some minutes of steps

@@ -6,7 +6,6 @@ import html
 from typing import Any
 
 import torch
-
 from recguide.lab import series
 from recguide.lab.session import LabSession
 from recguide.lab.watch import Watcher

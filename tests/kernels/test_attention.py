@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from recguide.kernels.attention import attention, fold_mask
 
 

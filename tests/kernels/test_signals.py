@@ -1,7 +1,6 @@
 """Signals against plain softmax in float64."""
 
 import torch
-
 from recguide.kernels.signals import signals
 
 
