@@ -80,7 +80,7 @@ def build() -> LiveFigure:
         autosize=True,
         margin={"l": 55, "r": 15, "t": 40, "b": 45},
         uirevision="kept",  # a person's zoom outlives redraws
-        legend={"orientation": "h", "y": -0.07, "font_size": 11},
+        legend={"orientation": "h", "y": -0.08, "font_size": 11, "traceorder": "normal"},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         hovermode="closest",
@@ -170,8 +170,8 @@ def _axes(grid: go.Figure) -> None:
     grid.update_yaxes(range=[0, 112], row=3, col=3)
     grid.update_yaxes(range=[0, 112], row=3, col=5)
     grid.update_xaxes(rangemode="tozero", row=1, col=4)
-    grid.update_xaxes(gridcolor=GRID, zerolinecolor=GRID, linecolor=GRID)
-    grid.update_yaxes(gridcolor=GRID, zerolinecolor=GRID, linecolor=GRID)
+    grid.update_xaxes(gridcolor=GRID, zerolinecolor=GRID)
+    grid.update_yaxes(gridcolor=GRID, zerolinecolor=GRID)
     for row, column in ((1, 1), (2, 4)):
         grid.update_yaxes(showgrid=False, tickmode="auto", secondary_y=True, row=row, col=column)
 

@@ -76,7 +76,7 @@ STYLE = """
 .recguide-lab th, .recguide-lab td { padding: 2px 10px 2px 0; text-align: right; }
 .recguide-lab th:first-child, .recguide-lab td:first-child { text-align: left; }
 .rg-round { display: flex; gap: 8px; align-items: flex-start; margin: 1px 0; }
-.rg-note { flex: 0 0 15.5em; color: var(--jp-ui-font-color2, #666); font-size: 85%; line-height: 1.6; }
+.rg-note { flex: 0 0 20em; color: var(--jp-ui-font-color2, #666); font-size: 85%; line-height: 1.6; }
 .rg-tokens { flex: 1 1 auto; display: flex; flex-wrap: wrap; row-gap: 2px; }
 .rg-token { position: relative; white-space: pre; font-family: var(--jp-code-font-family, monospace);
   padding: 0 1px; margin-right: 1px; border-bottom: 3px solid transparent; line-height: 1.35; color: #111; }

@@ -48,17 +48,14 @@ def _round(r: Round, tokenizer: Tokenizer) -> str:
 
 
 def plan_words(r: Round) -> str:
-    """The plan and what came of it: ``step 12: verified 4, kept 2; continuation reused``."""
+    """The plan and what came of it: ``step 12: 4 verified, 2 kept; continuation used``."""
     plan, outcome = r.outcome.plan, r.outcome
     if plan.verify is None:
-        return f"step {r.step}: drafted {plan.branches[0].drafts}"
-    words = (
-        f"step {r.step}: verified {plan.verify}, kept {outcome.kept}" if plan.verify else f"step {r.step}: one token"
-    )
-    if plan.branches:
-        kinds = [branch_kind(branch, plan.verify) for branch in plan.branches]
-        words += f"; {' + '.join(kinds)}"
-        words += f" ({kinds[outcome.reused]} reused)" if outcome.reused is not None else " (none reused)"
+        return f"step {r.step}: {plan.branches[0].drafts} drafted"
+    words = f"step {r.step}: {plan.verify} verified, {outcome.kept} kept" if plan.verify else f"step {r.step}: 1 token"
+    kinds = [branch_kind(branch, plan.verify) for branch in plan.branches]
+    for number, kind in enumerate(kinds):
+        words += f"; {kind} {'used' if number == outcome.reused else 'lost'}"
     return words
 
 
