@@ -30,7 +30,7 @@ LOOK = 0.1  # seconds between two looks at orders and at the pace
 FASTEST, SLOWEST = 0.25, 1.5  # seconds between drawings
 SHARE = 0.1  # of one core that drawing may take before it slows down
 SILENT = 5.0  # seconds after which a browser that does not answer is asked again
-ROUNDS = 10
+ROUNDS = 12
 
 
 class Dashboard:

@@ -17,7 +17,7 @@ from recguide.lab.series import AGO, STEP_AXIS, STEPS, WINDOW
 
 HEIGHT = 860
 SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16)
-SIZE_NAMES = ["0", "1", "2", "3", "4-5", "6-7", "8-11", "12-15", "16+"]
+SIZE_NAMES = ["0", "1", "2", "3", "4+", "6+", "8+", "12+", "16+"]
 BRANCHES = ("correction", "continuation", "open")
 INK = {"light": "#222222", "dark": "#e8e8e8"}
 GRID = "rgba(128,128,128,0.25)"
@@ -69,7 +69,7 @@ def build() -> LiveFigure:
         ],
         subplot_titles=TITLES,
         vertical_spacing=0.13,
-        horizontal_spacing=0.09,
+        horizontal_spacing=0.115,
     )
     for trace, row, column, second in _traces():
         grid.add_trace(trace, row, column, secondary_y=second)
@@ -99,13 +99,13 @@ def _traces():
     """(trace, row, column, on the second y axis); names are how ``update`` finds them."""
     yield _line("aggregate", AGO, COLOURS[0], "all requests, tokens/s"), 1, 1, False
     yield _line("each", AGO, COLOURS[1], "each request, tokens/s", dash="dot"), 1, 1, True
-    yield _marks("changes", "triangle-down", "knobs turned", "%{text}<extra></extra>"), 1, 1, False
+    yield _marks("changes", "triangle-down", "knobs turned", "%{hovertext}<extra></extra>"), 1, 1, False
     for name, symbol, shown in (
         ("trail", "circle", "live, a point every 2 s"),
         ("now", "star", "live, newest of each policy"),
         ("pins", "diamond", "baselines and pinned runs"),
     ):
-        tip = "%{text}<br>each %{x:.1f}, all %{y:.1f} tokens/s<extra></extra>"
+        tip = "%{hovertext}<br>each %{x:.1f}, all %{y:.1f} tokens/s<extra></extra>"
         yield _marks(name, symbol, shown, tip, labelled=name != "trail"), 1, 4, None
     for column, (shown, colour) in ROWS.items():
         stack = {"stackgroup": "rows", "line": {"width": 0, "shape": "hvh"}, "fillcolor": colour}
@@ -116,7 +116,7 @@ def _traces():
     yield _line("price", STEP_AXIS, COLOURS[5], "price, tokens per ms", dash="dashdot"), 2, 4, True
     ends = np.array([0, 1], np.float32)
     yield go.Scatter(meta="honest", x=ends, y=ends, line={"color": "#888", "dash": "dot"}, showlegend=False), 3, 1, None
-    tip = "predicted %{x:.2f}, came true %{y:.2f}<br>%{text}<extra></extra>"
+    tip = "predicted %{x:.2f}, came true %{y:.2f}<br>%{hovertext}<extra></extra>"
     curve = _marks("reliability", "circle", "", tip, labelled=False)
     curve.update(mode="lines+markers", line={"color": COLOURS[0], "width": 1.8}, showlegend=False)
     yield curve, 3, 1, None
@@ -167,6 +167,7 @@ def _axes(grid: go.Figure) -> None:
         grid.update_yaxes(title_text=title, title_standoff=4, row=place[0], col=place[1], secondary_y=second)
     grid.update_yaxes(rangemode="tozero")
     grid.update_yaxes(range=[0, 1], row=3, col=1)
+    grid.update_xaxes(tickangle=0, tickfont_size=10, row=3, col=3)
     grid.update_yaxes(range=[0, 112], row=3, col=3)
     grid.update_yaxes(range=[0, 112], row=3, col=5)
     grid.update_xaxes(rangemode="tozero", row=1, col=4)
@@ -189,7 +190,7 @@ def update(figure: go.FigureWidget, arrays: Mapping[str, Mapping[str, Any]]) -> 
     """
     marks = {key: values for key, values in arrays.items() if "text" in values}
     _send(figure, arrays, ("x", "y"))
-    _send(figure, marks, ("text", "marker.color"))
+    _send(figure, marks, ("text", "hovertext", "marker.color"))
 
 
 def _send(figure: go.FigureWidget, arrays: Mapping[str, Mapping[str, Any]], names: tuple[str, ...]) -> None:

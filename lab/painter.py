@@ -80,7 +80,9 @@ class Painter:
         shown = [c for c in list(self._session.changes) if now - c.at < series.WINDOW]
         places = np.searchsorted(series.AGO, [c.at - now for c in shown]).clip(0, series.POINTS - 1)
         heights = np.nan_to_num(aggregate[places])
-        return _marks([(c.at - now, float(y), 7, c.text) for c, y in zip(shown, heights, strict=True)])
+        rows = [(c.at - now, float(y), 7, c.text) for c, y in zip(shown, heights, strict=True)]
+        labels = [text if text.startswith("policy") else "" for *_, text in rows]  # the others tell when hovered
+        return _marks(rows) | {"text": np.array(labels, object)}
 
     def _extend_trail(self, aggregate: float, each: float) -> None:
         session, now = self._session, time.perf_counter()
@@ -113,11 +115,13 @@ def _steps(values: np.ndarray) -> dict[str, np.ndarray]:
 
 def _marks(rows: Sequence[tuple[float, float, int, str]]) -> dict[str, np.ndarray]:
     """(x, y, number of a colour, text) of each mark."""
+    texts = np.array([row[3] for row in rows], object)
     return {
         "x": np.array([row[0] for row in rows], np.float32),
         "y": np.array([row[1] for row in rows], np.float32),
         "marker.color": np.array([row[2] % len(COLOURS) for row in rows], np.float32),
-        "text": np.array([row[3] for row in rows], object),
+        "text": texts,
+        "hovertext": texts,
     }
 
 

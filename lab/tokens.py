@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from recguide.lab.watch import Round
 
@@ -36,14 +37,25 @@ def legend() -> str:
 
 
 def rounds_html(rounds: Sequence[Round], tokenizer: Tokenizer) -> str:
-    """The newest round last; each with its plan in words, and a line of tokens."""
-    return "".join(_round(r, tokenizer) for r in rounds)
+    """The newest round last; each with its plan in words, and a line of tokens. Plain steps in a row share a line."""
+    return "".join(
+        _line(list(group), tokenizer) if plain else "".join(_line([r], tokenizer) for r in group)
+        for plain, group in groupby(rounds, _plain)
+    )
 
 
-def _round(r: Round, tokenizer: Tokenizer) -> str:
+def _plain(r: Round) -> bool:
+    return r.outcome.plan.verify == 0 and not r.outcome.plan.branches
+
+
+def _line(rounds: Sequence[Round], tokenizer: Tokenizer) -> str:
+    note = plan_words(rounds[0])
+    if len(rounds) > 1:
+        note = f"steps {rounds[0].step} to {rounds[-1].step}: 1 token each"
+    shown = "".join(token for r in rounds for token in _tokens(r, tokenizer))
     return (
-        f'<div class="rg-round"><div class="rg-note">{html.escape(plan_words(r))}</div>'
-        f'<div class="rg-tokens">{"".join(_tokens(r, tokenizer))}</div></div>'
+        f'<div class="rg-round"><div class="rg-note">{html.escape(note)}</div>'
+        f'<div class="rg-tokens">{shown}</div></div>'
     )
 
 
