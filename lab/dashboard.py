@@ -50,6 +50,7 @@ class Dashboard:
         self._orders: queue.SimpleQueue[tuple[str, Path]] = queue.SimpleQueue()
         self._task: asyncio.Task[None] | None = None
         self._theme = "light"
+        self._hushed = False
         self._drawn: object = None
         self._drawn_at = 0.0
         self._draw_seconds = 0.0
@@ -135,9 +136,13 @@ class Dashboard:
         """Seconds of a core that one drawing takes, in the kernel and in the browser."""
         return self._draw_seconds + self.pulse.painted_in
 
+    def hush(self, wanted: bool) -> None:
+        """Draw no panels until told otherwise, as while measuring."""
+        self._hushed = wanted
+
     def _quiet(self) -> bool:
         job = self.session.jobs.current
-        return job is not None and not job.done and job.name in ("measure", "baselines")
+        return self._hushed or (job is not None and not job.done and job.name in ("measure", "baselines"))
 
     def _draw_panels(self) -> None:
         session = self.session

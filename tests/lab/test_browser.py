@@ -6,9 +6,9 @@ import importlib.util
 
 import pytest
 
-playwright = pytest.importorskip("playwright", reason="pytest-playwright is not installed; pip install -e '.[dev]'")
+pytest.importorskip("playwright", reason="pytest-playwright is not installed; pip install -e '.[dev]'")
 
-from tests.lab.browser import Dashboard, Notebook  # noqa: E402
+from recguide.lab.robot import Dashboard, Notebook
 
 CAN_TRAIN = importlib.util.find_spec("recguide.predictors.fit") is not None
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
