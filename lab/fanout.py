@@ -31,6 +31,11 @@ class Fanout:
             if listener in self._listeners:
                 self._listeners.remove(listener)
 
+    def replace(self, old: Observer, new: Observer) -> None:
+        """One listener in another's place: between two steps, so that none is missed or told twice."""
+        with self._guard:
+            self._listeners[self._listeners.index(old)] = new
+
     def on_step(self, step: StepRecord, policy: str, outcomes: Sequence[Outcome]) -> None:
         with self._guard:
             for listener in self._listeners:

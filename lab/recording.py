@@ -35,48 +35,48 @@ class Recording:
     def start(self) -> None:
         """Begin a part; does nothing while one is being written."""
         with self._guard:
-            if self.on:
-                return
-            part = self._folder / f"log-{self._next():03d}"
-            observer = self._engine.observer
-            try:
-                self._recorder = Recorder(self._engine, part)
-            finally:
-                self._engine.observer = observer  # a recorder takes the engine's only place; it gets the fanout's
-            self._fanout.add(self._recorder)
-
-    def _next(self) -> int:
-        taken = [int(p.name.removeprefix("log-")) for p in self._folder.glob("log-[0-9]*")]
-        return 1 + max(taken, default=0)
+            if not self.on:
+                self._recorder = self._begin()
+                self._fanout.add(self._recorder)
 
     def stop(self) -> None:
         """End the part and keep it; RecGuideError when the disk lost something of it."""
         with self._guard:
             recorder, self._recorder = self._recorder, None
-            if recorder is None:
-                return
-            self._fanout.remove(recorder)
-            self.parts.append(recorder.writer.folder)
-            observer = self._engine.observer
-            try:
-                recorder.close()
-            finally:
-                self._engine.observer = observer
+            if recorder is not None:
+                self._fanout.remove(recorder)
+                self._end(recorder)
+
+    def cut(self) -> list[Path]:
+        """All parts so far, complete; goes on in a new one without missing a step."""
+        with self._guard:
+            if (before := self._recorder) is not None:
+                self._recorder = self._begin()
+                self._fanout.replace(before, self._recorder)
+                self._end(before)
+            return list(self.parts)
+
+    def _begin(self) -> Recorder:
+        observer = self._engine.observer
+        try:
+            return Recorder(self._engine, self._folder / f"log-{self._next():03d}")
+        finally:
+            self._engine.observer = observer  # a recorder takes the engine's only place; it gets one of the fanout's
+
+    def _end(self, recorder: Recorder) -> None:
+        """Its writer alone is closed: the engine's place for an observer is not the recorder's to clear."""
+        self.parts.append(recorder.writer.folder)
+        recorder.writer.close()
+
+    def _next(self) -> int:
+        taken = [int(p.name.removeprefix("log-")) for p in self._folder.glob("log-[0-9]*")]
+        return 1 + max(taken, default=0)
 
     def event(self, kind: str, **values: object) -> None:
         """Note a change of a knob in the log, if one is being written."""
         with self._guard:
             if self._recorder is not None:
                 self._recorder.writer.event(kind, **values)
-
-    def cut(self) -> list[Path]:
-        """All parts so far, complete; goes on in a new one."""
-        with self._guard:
-            was_on = self.on
-            self.stop()
-            if was_on:
-                self.start()
-            return list(self.parts)
 
     def save(self, target: Path) -> Path:
         """Copy all parts so far into ``target``."""

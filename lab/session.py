@@ -156,7 +156,7 @@ class LabSession:
             except RecGuideError as fault:
                 self.fault(fault)
             self.engine.observer = None
-            self.engine = self.runner = self.load = None
+            self.engine = self.runner = self.load = self.recording = None
 
     def pause(self) -> None:
         """No step after the one in progress, no arrivals, until ``resume`` or ``step_once``."""
