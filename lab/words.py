@@ -26,7 +26,8 @@ def state_line(session: LabSession, per_second: float, share: float, quiet: bool
     parts.append(f"{html.escape(model.name)}, {model.dtype_name} on {model.backbone.device}")
     parts.append(f"{torch.get_num_threads()} threads, seed {session.settings.seed}")
     parts.append("recording" if session.recording is not None and session.recording.on else "not recording")
-    parts.append(_drawing(per_second, share, quiet))
+    if session.state == "running":
+        parts.append(_drawing(per_second, share, quiet))
     return f'<div class="recguide-state">{" · ".join(parts)}</div>'
 
 
