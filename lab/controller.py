@@ -1,46 +1,37 @@
 """The lab's only view of the learned controller: how it is trained, named, and asked what it thinks.
 
-Everything about it is optional here: a missing trainer, and keys that a policy does not report, are said in words.
+Every key of a policy's status is optional, and most policies predict nothing at all: what stands in is said in words.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Any
 
-from recguide.engine.request import Draft, Request
+from recguide.engine.observe import Outcome
 from recguide.errors import RecGuideError
-from recguide.policies import POLICIES, Policy
+from recguide.policies import POLICIES, Policy, parse_policy
 
 NAME = "recguide"
-TRAINER = "recguide.predictors.fit"
 Progress = Callable[[str, float], None]
 
 
-def train(folders: Sequence[Path], out: Path, cost_table: Any, on_progress: Progress) -> Any:
+def train(folders: Sequence[Path], out: Path, on_progress: Progress) -> Any:
     """Train on decision logs and write the controller file; returns the trainer's report."""
     try:
-        trainer = importlib.import_module(TRAINER).train_controller
-    except (ImportError, AttributeError):
-        raise RecGuideError(
-            f"training is not possible here: {TRAINER} is missing; install a recguide that has it, with [train]"
-        ) from None
-    return trainer(folders, out, cost_table=cost_table, on_progress=on_progress)
+        from recguide.predictors.fit import train_controller
+    except ImportError as fault:
+        raise RecGuideError(f"training needs more than is installed ({fault}); pip install 'recguide[train]'") from None
+    return train_controller(folders, out, on_progress=on_progress)
 
 
-def spec(name: str, knobs: Mapping[str, float], controller: Path | None) -> str:
-    """A policy's text form from its name and knob values; the controller's names its file too."""
-    parts = [f"{knob}={value!r}" for knob, value in knobs.items()]
-    if name == NAME and controller is not None:
-        parts.insert(0, str(controller))
-    return ":".join([name, *parts])
-
-
-def choices() -> list[str]:
-    """Policies a person may choose."""
-    return list(POLICIES)
+def spec(name: str, values: Mapping[str, Any]) -> str:
+    """A policy's shortest text form from its name and knob values."""
+    texts = {knob.name: knob.text(values[knob.name]) for knob in POLICIES[name].knobs if knob.name in values}
+    return parse_policy(":".join([name, *(f"{knob}={text}" for knob, text in texts.items())])).spec
 
 
 def status(policy: Policy) -> dict[str, Any]:
@@ -49,16 +40,18 @@ def status(policy: Policy) -> dict[str, Any]:
     return dict(reported()) if callable(reported) else {}
 
 
-def survival(policy: Policy, request: Request, draft: Draft) -> tuple[list[float], bool]:
-    """P(each draft token is kept, with all before it), and whether a learned model says so.
+def survival(outcome: Outcome) -> tuple[list[float], bool]:
+    """P(each draft at hand is kept, with all before it), and whether the policy itself predicted it.
 
-    Without one: the product of the draft's own top-1 probabilities, which a drafter is too sure of.
+    Without a prediction: the product of the draft's own top-1 probabilities.
     """
-    learned = getattr(policy, "survival", None)
-    if callable(learned):
-        return list(learned(request, draft)), True
-    product, values = 1.0, []
-    for p in draft.top1:
-        product *= p
-        values.append(product)
-    return values, False
+    outlook, held = outcome.plan.outlook, outcome.held
+    learned = outlook is not None and len(outlook.conditional) > 0
+    size = len(held.tokens) if held else 0
+    chances = list(outlook.conditional[:size]) if learned else (held.top1 if held else [])
+    return [float(p) for p in accumulate(chances, mul)], learned
+
+
+def expected_ms(outcomes: Sequence[Outcome]) -> float | None:
+    """What the policy expected the step to take, if it says so."""
+    return next((o.plan.outlook.step_ms for o in outcomes if o.plan.outlook is not None), None)

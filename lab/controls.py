@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
@@ -16,11 +15,11 @@ from recguide.lab.guard import guarded
 from recguide.lab.session import LabSession
 from recguide.lab.settings import KNOBS, PATTERNS, PRESETS, preset
 
-from recguide.policies import POLICIES, Knob, Policy, parse_policy
+from recguide.policies import POLICIES, Knob, Policy
 
 WIDTH = "360px"
 STYLE = {"description_width": "150px"}
-SPARED = ("seed",)  # knobs that are typed, not dragged
+WIDE = 1000  # a range beyond this is typed, not dragged
 
 
 def button(session: LabSession, text: str, tooltip: str, handler: Callable[[], Any], icon: str = "") -> widgets.Button:
@@ -53,11 +52,21 @@ def slider(knob: Knob, value: float) -> widgets.Widget:
         "style": STYLE,
         "layout": widgets.Layout(width=WIDTH),
     }
-    if knob.name in SPARED:
-        return widgets.BoundedIntText(**shared)
+    if not isinstance(knob.default, int | float):
+        return _typed(knob, value)
+    if knob.high - knob.low > WIDE:
+        kind = widgets.BoundedIntText if isinstance(knob.default, int) else widgets.BoundedFloatText
+        return kind(**{name: given for name, given in shared.items() if name != "continuous_update"})
     if isinstance(knob.default, int):
         return widgets.IntSlider(**shared)
     return widgets.FloatSlider(**shared, step=(knob.high - knob.low) / 100, readout_format=".2f")
+
+
+def _typed(knob: Knob, value: Any) -> widgets.Text:
+    """A box for knobs that are no numbers: files, block sets, schedules."""
+    layout, name = widgets.Layout(width=WIDTH), knob.name.replace("_", " ")
+    tip = {"description": name, "tooltip": f"{knob.name}: {knob.help}", "style": STYLE, "layout": layout}
+    return widgets.Text(value=knob.text(value), continuous_update=False, **tip)
 
 
 class Controls:
@@ -68,7 +77,7 @@ class Controls:
         self._showing: int | None = None
         self._shown: tuple[Any, ...] | None = None
         self.sliders = {knob.name: slider(knob, getattr(session.settings, knob.name)) for knob in KNOBS.values()}
-        self.policy = self._choice("policy", controller.choices(), "how each step is planned; knobs of its own below")
+        self.policy = self._choice("policy", list(POLICIES), "how each step is planned; knobs of its own below")
         self.category = self._choice("prompts", session.supply.categories, "kind of prompts; from the next request on")
         self.pattern = self._choice("arrivals", list(PATTERNS), "; ".join(PATTERNS.values()))
         self.preset = self._choice("preset", ["(own)", *PRESETS], "; ".join(f"{k}: {v[0]}" for k, v in PRESETS.items()))
@@ -109,15 +118,8 @@ class Controls:
 
     def spec_of(self, name: str) -> str:
         """The chosen policy with its knobs as they stand, in its shortest form."""
-        values = {knob: one.value for knob, one in self.knobs[name].items()}
-        spec = controller.spec(name, values, self._controller_file(name))
-        return spec if name == controller.NAME else parse_policy(spec).spec
-
-    def _controller_file(self, name: str) -> Path | None:
-        """The file that is in use already, so that turning a knob does not lose it."""
-        current, _, rest = self._session.settings.policy.partition(":")
-        file = rest.split(":")[0]
-        return Path(file) if name == current == controller.NAME and file.endswith(".safetensors") else None
+        knobs = {knob.name: knob for knob in POLICIES[name].knobs}
+        return controller.spec(name, {k: knobs[k].check(one.value, name) for k, one in self.knobs[name].items()})
 
     def _set_preset(self, name: str) -> None:
         if name in PRESETS:
@@ -142,8 +144,9 @@ class Controls:
             one.value = getattr(settings, name)
         name = settings.policy.split(":")[0]
         self.policy.value = name
-        for knob, one in self.knobs[name].items():
-            one.value = getattr(session.policy, knob, one.value)
+        for knob in POLICIES[name].knobs:
+            held = getattr(session.policy.inner, knob.name, knob.default)
+            self.knobs[name][knob.name].value = held if isinstance(held, int | float) else knob.text(held)
         if tuple(self.category.options) != tuple(session.supply.categories):
             self.category.options = session.supply.categories
         self.category.value, self.pattern.value = settings.category, settings.pattern

@@ -151,7 +151,7 @@ class Dashboard:
             figure.paint(self.figure, self._theme)
             self._drawn = None
         pins = self.actions.pins
-        now = (session.watcher.steps.count, len(pins), session.state, id(session.cost_table))
+        now = (session.watcher.steps.count, len(pins), session.state, id(session.step_time))
         if now == self._drawn and session.state != "running":
             return
         self._drawn = now
@@ -168,7 +168,7 @@ class Dashboard:
 
     def _draw_words(self, quiet: bool) -> None:
         session = self.session
-        status = controller.status(session.policy)
+        status = controller.status(session.policy.inner)
         share = self._cost / self._interval
         self._draw_answers()
         self.fallbacks.value = words.fallbacks(session, status)

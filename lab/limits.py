@@ -12,48 +12,74 @@ from dataclasses import replace
 
 from recguide.lab.settings import KNOBS, LabSettings
 
+from recguide.engine.observe import Outcome
 from recguide.engine.plan import AR, Branch, RequestPlan
 from recguide.engine.request import Request
+from recguide.engine.stats import StepRecord
+from recguide.models.loader import Model
 from recguide.policies import Policy
 from recguide.policies.explore import Explore
 
+LIMITS = ("trim", "branches", "explore")
+
 
 class Limited(Policy):
-    """Plans of ``inner``, cut. The logged propensity of a random plan is that of having been drawn at random."""
+    """Plans of ``inner``, cut. Limits may change while it plans; ``inner`` stays attached and keeps what it learned.
+
+    The logged propensity of a random plan is that of having been drawn at random.
+    """
 
     name = "limited"
     summary = "another policy's plans under limits"
 
-    def __init__(self, inner: Policy, trim: int, branches: int, explore: float):
+    def __init__(self, inner: Policy):
         super().__init__()
-        self.inner, self.trim, self.branches, self.explore = inner, trim, branches, explore
+        self.inner = inner
+        self.limits: dict[str, float] = {name: KNOBS[name].default for name in LIMITS}
         self._random = Explore()
 
     @property
     def needs_signals(self) -> bool:
-        return self.inner.needs_signals or self.explore > 0
+        return self.inner.needs_signals or self.limits["explore"] > 0
+
+    @property
+    def needs_verifier_entropy(self) -> bool:
+        return self.inner.needs_verifier_entropy
+
+    @property
+    def learns(self) -> bool:
+        return self.inner.learns
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        return self.inner.fallbacks
 
     @property
     def spec(self) -> str:
-        limits = [f"{name}={value}" for name, value in self._limits() if value != KNOBS[name].default]
-        return f"{self.inner.spec} ({', '.join(limits)})"
+        set_ones = [f"{name}={value}" for name, value in self.limits.items() if value != KNOBS[name].default]
+        return f"{self.inner.spec} ({', '.join(set_ones)})" if set_ones else self.inner.spec
 
-    def _limits(self) -> tuple[tuple[str, float], ...]:
-        return ("trim", self.trim), ("branches", self.branches), ("explore", self.explore)
+    def attach(self, model: Model) -> None:
+        self.inner.attach(model)
+
+    def learn(self, step: StepRecord, outcomes: Sequence[Outcome]) -> None:
+        self.inner.learn(step, outcomes)
 
     def plan(self, requests: Sequence[Request]) -> list[RequestPlan]:
-        planned = self.inner.plan(requests)
-        return [self._explored(r, plan) for r, plan in zip(requests, planned, strict=True)]
+        planned, limits = self.inner.plan(requests), self.limits
+        if all(limits[name] == KNOBS[name].default for name in LIMITS):
+            return planned
+        return [self._limited(r, plan, **limits) for r, plan in zip(requests, planned, strict=True)]
 
-    def _explored(self, request: Request, plan: RequestPlan) -> RequestPlan:
-        if self.explore:
+    def _limited(self, request: Request, plan: RequestPlan, trim: int, branches: int, explore: float) -> RequestPlan:
+        if explore:
             # a fixed function of the text, as all of the project's draws are
-            if random.Random(f"{request.params.seed}/{len(request.tokens)}/lab").random() < self.explore:
-                plan, share = self._random.plan_request(request), self.explore
+            if random.Random(f"{request.params.seed}/{len(request.tokens)}/lab").random() < explore:
+                plan, share = self._random.plan_request(request), explore
             else:
-                share = 1 - self.explore
+                share = 1 - explore
             plan = replace(plan, propensity=plan.propensity * share)
-        return cut(plan, self.trim, self.branches)
+        return cut(plan, trim, branches)
 
 
 def cut(plan: RequestPlan, trim: int, branches: int) -> RequestPlan:
@@ -73,7 +99,6 @@ def _moved(branch: Branch, before: int, after: int) -> Branch | None:
     return branch if branch.parent <= after + 1 else None
 
 
-def limited(policy: Policy, settings: LabSettings) -> Policy:
-    """The policy itself where no limit is set."""
-    made = Limited(policy, settings.trim, settings.branches, settings.explore)
-    return made if any(value != KNOBS[name].default for name, value in made._limits()) else policy
+def limits_of(settings: LabSettings) -> dict[str, float]:
+    """The limits that the settings name."""
+    return {name: getattr(settings, name) for name in LIMITS}

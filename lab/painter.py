@@ -34,7 +34,7 @@ class Painter:
         watcher = self._session.watcher
         count = watcher.steps.count
         steps = watcher.steps.last()
-        status = controller.status(self._session.policy)
+        status = controller.status(self._session.policy.inner)
         self._predict(steps, count, status)
         now = self._now(steps)
         aggregate, each = series.throughput(steps, now)
@@ -64,16 +64,19 @@ class Painter:
         return time.perf_counter() if running else float(steps["at"][-1])
 
     def _predict(self, steps: dict[str, np.ndarray], count: int, status: dict[str, Any]) -> None:
-        """What the policy, or else the cost table, says of the steps made since the last drawing."""
-        table, price = self._session.cost_table, status.get("price", np.nan)
+        """What was predicted of the steps made since the last drawing."""
+        price = status.get("price")
         fresh = min(count - self._predicted.count, len(steps["at"]))
         self._predicted.skip(count - fresh)
         for i in range(len(steps["at"]) - fresh, len(steps["at"])):
-            expected = status.get("predicted_ms", np.nan)
-            if table is not None and steps["requests"][i]:
-                rows, drafting = int(steps["rows"][i]), int(steps["drafting"][i])
-                expected = table.predict(int(steps["requests"][i]), rows - drafting, drafting, steps["context"][i])
-            self._predicted.add(_number(expected), _number(price))
+            self._predicted.add(self._expected(steps, i), np.nan if price is None else price)
+
+    def _expected(self, steps: dict[str, np.ndarray], i: int) -> float:
+        """Milliseconds that the policy expected of a step; else what the table says of its rows."""
+        requests, rows, drafting = (int(steps[name][i]) for name in ("requests", "rows", "drafting"))
+        if not np.isnan(steps["expected"][i]) or not requests:
+            return float(steps["expected"][i])
+        return self._session.step_time.predict(requests, rows - drafting, drafting, steps["context"][i])
 
     def _changes(self, now: float, aggregate: np.ndarray) -> dict[str, Any]:
         """Turned knobs on the throughput curve."""
@@ -123,7 +126,3 @@ def _marks(rows: Sequence[tuple[float, float, int, str]]) -> dict[str, np.ndarra
         "text": texts,
         "hovertext": texts,
     }
-
-
-def _number(value: Any) -> float:
-    return float(value) if value is not None else np.nan

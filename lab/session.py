@@ -19,7 +19,7 @@ from typing import Any
 
 from recguide.lab.fanout import Fanout
 from recguide.lab.jobs import Jobs
-from recguide.lab.limits import limited
+from recguide.lab.limits import Limited, limits_of
 from recguide.lab.load import Load
 from recguide.lab.recording import Recording
 from recguide.lab.settings import KNOBS, LabSettings, settings_from
@@ -27,11 +27,12 @@ from recguide.lab.supply import Supply
 from recguide.lab.watch import Watcher
 
 from recguide.bench.prompts import Prompt
+from recguide.control.step_time import step_time_of
 from recguide.engine.engine import Engine
 from recguide.engine.runner import EngineThread
 from recguide.errors import RecGuideError
 from recguide.models.loader import Model
-from recguide.policies import Policy, parse_policy
+from recguide.policies import parse_policy
 
 CONTEXT = 640  # tokens of prompt and answer: what 32 places of the embedded model may take of a laptop's memory
 LOOK = 0.5  # seconds at most between two looks at the engine, which may have failed
@@ -74,14 +75,14 @@ class LabSession:
         self.id = uuid.uuid4().hex[:6]
         self.model, self.folder, self.record = model, folder, record
         self.settings = settings or LabSettings()
-        self.policy: Policy = parse_policy(self.settings.policy)
+        self.policy = self._planner(self.settings)
         self.context = min(CONTEXT, model.config.max_positions)
         self.supply = Supply(model, prompts, self.context)
-        self.watcher = Watcher(lambda: self.policy)
+        self.watcher = Watcher()
         self.jobs = Jobs()
         self.changes: deque[Change] = deque(maxlen=KEPT)
         self.faults: deque[Fault] = deque(maxlen=KEPT)
-        self.cost_table: Any = None
+        self.step_time = step_time_of(model)[0]
         self.engine: Engine | None = None
         self.runner: EngineThread | None = None
         self.load: Load | None = None
@@ -119,7 +120,7 @@ class LabSession:
             self.folder.mkdir(parents=True, exist_ok=True)
             engine = Engine(
                 self.model,
-                self._planned(self.settings),
+                self.policy,
                 max_concurrency=int(KNOBS["concurrency"].high),
                 concurrency=self.settings.concurrency,
                 max_context=self.context,
@@ -248,26 +249,29 @@ class LabSession:
             changed = {k: v for k, v in wanted.to_dict().items() if v != getattr(self.settings, k)}
             if "category" in changed and wanted.category not in self.supply.categories:
                 raise RecGuideError(f"no prompt of category {wanted.category!r}")
-            policy = self._planned(wanted)
+            planner = self._planner(wanted) if "policy" in changed else self.policy
+            if planner is not self.policy and self.runner is not None:
+                self.engine.set_policy(planner)  # may refuse: a controller of another model, say
         except RecGuideError as fault:
             self.fault(fault)
             return
         if not changed:
             return
-        self.settings = wanted
+        self.settings, self.policy = wanted, planner
+        planner.limits = limits_of(wanted)
         if self.runner is not None:
-            self.engine.set_policy(policy)
             self.engine.set_concurrency(wanted.concurrency)
             self.load.follow(wanted)
             self._note(changed)
         if "policy" in changed:
             self.watcher.clear_predictions()
 
-    def _planned(self, settings: LabSettings) -> Policy:
-        """The policy of the settings, the one that plans already where its spec is the same, under their limits."""
-        if settings.policy != self.settings.policy or self.policy is None:
-            self.policy = parse_policy(settings.policy)
-        return limited(self.policy, settings)
+    @staticmethod
+    def _planner(settings: LabSettings) -> Limited:
+        """The policy of the settings, under their limits."""
+        planner = Limited(parse_policy(settings.policy))
+        planner.limits = limits_of(settings)
+        return planner
 
     def _note(self, changed: dict[str, Any]) -> None:
         step = self.engine.stats.steps

@@ -18,7 +18,7 @@ from recguide.lab.session import LabSession
 from recguide.control.cost import Axes
 from recguide.control.profile import Profiler
 from recguide.errors import RecGuideError
-from recguide.policies import POLICIES, parse_policy
+from recguide.policies import parse_policy
 from recguide.provenance import check_writable
 
 CONTROLLER = "controller.safetensors"
@@ -52,7 +52,7 @@ def train(session: LabSession, progress: Progress) -> str:
             raise RecGuideError("nothing was recorded yet; switch recording on and let it run with some exploration")
         out = session.folder / CONTROLLER
         check_writable(out)
-        report = controller.train(parts, out, session.cost_table, progress)
+        report = controller.train(parts, out, progress)
         report.save_html(session.folder / REPORT)
     return f"controller written to {out}, its report to {REPORT}; 'Export' copies it, 'Load' uses a file"
 
@@ -71,12 +71,10 @@ def export_controller(session: LabSession, path: Path) -> str:
 
 def load_controller(session: LabSession, path: Path) -> str:
     """Plan with a controller file from the next step on; a foreign or damaged one changes nothing."""
-    if controller.NAME not in POLICIES:
-        raise RecGuideError("this version of recguide has no learned controller to load a file into")
     if not path.exists():
         raise RecGuideError(f"{path}: no such file; 'Export' writes one")
-    spec = controller.spec(controller.NAME, {}, path)
-    parse_policy(spec)
+    spec = controller.spec(controller.NAME, {"file": str(path)})
+    parse_policy(spec).attach(session.model)
     session.change(policy=spec)
     return f"planning with {path}"
 
@@ -116,5 +114,5 @@ def measure_costs(session: LabSession, progress: Progress) -> str:
     with standing_still(session):
         for number, line in enumerate(profiler.run(), 1):
             progress(line, number / profiler.measurements)
-    session.cost_table = profiler.table()
+    session.step_time = profiler.table()
     return "step costs measured: the step panel now shows predicted times"

@@ -5,19 +5,19 @@ Called on the engine's thread, so it only counts and keeps references; texts and
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recguide.lab.controller import survival
+from recguide.lab.controller import expected_ms, survival
 from recguide.lab.ring import Ring
 
 from recguide.engine.drawing import branch_kind
 from recguide.engine.observe import Outcome
 from recguide.engine.request import Request
 from recguide.engine.stats import StepRecord
-from recguide.policies import Policy
 
 STEPS = 8192  # some minutes of steps
 ROUNDS = 48
@@ -34,6 +34,7 @@ COLUMNS = (
     *KINDS,
     "committed",
     "context",
+    "expected",  # ms that the policy expected, or NaN
     "policy",  # number in Watcher.policies
 )
 
@@ -49,10 +50,9 @@ class Round:
 
 
 class Watcher:
-    """An observer. ``policy`` gives the policy whose predictions are shown."""
+    """An observer of the engine."""
 
-    def __init__(self, policy: Callable[[], Policy]):
-        self._policy = policy
+    def __init__(self) -> None:
         self.steps = Ring(COLUMNS, STEPS)
         self.policies: list[str] = []
         self.request: Request | None = None
@@ -68,10 +68,10 @@ class Watcher:
 
     def on_step(self, step: StepRecord, policy: str, outcomes: Sequence[Outcome]) -> None:
         rows: Counter[str] = Counter()
-        chosen = self._policy()
         for outcome in outcomes:
             self._count(outcome, rows)
-            self._follow(chosen, outcome, step.index)
+            self._follow(outcome, step.index)
+        expected = expected_ms(outcomes)
         context = sum(o.position for o in outcomes) / len(outcomes) if outcomes else 0.0
         self.steps.add(
             time.perf_counter(),
@@ -84,6 +84,7 @@ class Watcher:
             *(rows[kind] for kind in KINDS),
             step.committed,
             context,
+            math.nan if expected is None else expected,
             self._number(policy),
         )
 
@@ -106,11 +107,10 @@ class Watcher:
         if plan.verify is not None:
             self.blocks.append(plan.verify)
 
-    def _follow(self, policy: Policy, outcome: Outcome, step: int) -> None:
+    def _follow(self, outcome: Outcome, step: int) -> None:
         """Predictions are scored for every request; rounds are kept of one until it ends."""
-        held, verify = outcome.held, outcome.plan.verify
-        values, learned = survival(policy, outcome.request, held) if held else ([], False)
-        for j in range(min(len(values), len(outcome.emitted), verify or 0)):
+        values, learned = survival(outcome)
+        for j in range(min(len(values), len(outcome.emitted), outcome.plan.verify or 0)):
             before = values[j - 1] if j else 1.0
             chance = values[j] / before if before > 0 else 0.0
             self.predictions.append((chance, j < len(outcome.emitted) - 1))

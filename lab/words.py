@@ -46,13 +46,11 @@ def _drawing(per_second: float, share: float, quiet: bool) -> str:
 
 def fallbacks(session: LabSession, status: dict[str, Any]) -> str:
     """Everything that is not as it should be (rule R8); empty when all is well."""
-    found = list(session.model.fallbacks)
+    found = [*session.model.fallbacks, *session.policy.fallbacks]
     if session.engine is not None and not session.engine.adapter_enabled:
         found.append("the draft adapter is switched off: the text is the same, drafts are rarely right")
     if status.get("drift"):
         found.append(f"the predictors drift: {status['drift']}")
-    if status.get("fallback"):
-        found.append(f"the controller fell back: {status['fallback']}")
     if session.recording is not None and session.recording.error:
         found.append(f"the decision log is not complete: {session.recording.error}")
     if session.supply.left_out:

@@ -12,11 +12,14 @@ from recguide.commands.bench import bench
 from recguide.commands.demo import demo
 from recguide.commands.doctor import doctor
 from recguide.commands.entry import run
+from recguide.commands.export import export
 from recguide.commands.generate import generate
 from recguide.commands.lab import lab
 from recguide.commands.models import models
 from recguide.commands.profile import profile
+from recguide.commands.replay import replay
 from recguide.commands.trace import trace
+from recguide.commands.train import train
 from recguide.commands.train_drafter import train_drafter
 
 app = typer.Typer(
@@ -30,6 +33,9 @@ app.command()(generate)
 app.command()(bench)
 app.command()(audit)
 app.command()(profile)
+app.command()(train)
+app.command()(export)
+app.command()(replay)
 app.command()(train_drafter)
 app.command()(lab)
 app.command()(doctor)

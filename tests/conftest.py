@@ -7,6 +7,8 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 
 from recguide.models.loader import load_model
+from recguide.policies import learned
+from tests.controllers import handmade_for
 from tests.helpers import small_model
 from tests.model_folder import save_model, save_tokenizer
 
@@ -20,6 +22,22 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("engine")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_controllers(tmp_path_factory):
+    """A controller for every model that none ships for, so that ``recguide`` can be tested on small ones."""
+    folder, shipped = tmp_path_factory.mktemp("controllers"), learned.shipped_controller
+
+    def controller_of(model):
+        path = folder / f"{model.fingerprint}-{model.draft_shift}.safetensors"
+        if shipped(model) is None and not path.exists():
+            handmade_for(model).save(path)
+        return shipped(model) or path
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learned, "shipped_controller", controller_of)
+        yield
 
 
 @pytest.fixture(scope="session")

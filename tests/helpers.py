@@ -42,6 +42,18 @@ POLICY_SPECS = (
         "linear:8:0.3",
         "explore",
         "explore:4",
+        "recguide",
+        "recguide:explore=0.5",
+        "recguide::1:200:0.2:0",
+        "paper-adaptive",
+        "paper-adaptive:8/16/32",
+        "ema-tiers",
+        "ema-tiers:2/3/5/9:0.9:0",
+        "budget",
+        "budget:5:0",
+        "budget:16:7",
+        "tiers",
+        "tiers:9@1/4@3/2",
     ),
 )
 SAMPLERS = {

@@ -166,6 +166,7 @@ def figures(engine: Engine, requests: Sequence[Request], wall: float) -> dict:
         "phases_s": engine.stats.phases,
         "share_outside_forward": engine.stats.share_outside_forward,
         "finished": dict(engine.stats.finished),
+        "fallbacks": list(engine.policy.fallbacks),
     }
 
 

@@ -12,7 +12,7 @@ def bench_table(summary: Sequence[dict], caption: str = "") -> Table:
     """Rows as ``summarise`` makes them, 80 columns wide; the best aggregate of each concurrency C stands in bold."""
     table = Table(caption=Text(caption), caption_justify="left")
     table.add_column("C", justify="right", no_wrap=True)
-    table.add_column("policy", no_wrap=True)
+    table.add_column("policy", overflow="fold")  # a long one must not cost the figures their digits
     headings = ("all,\ntokens/s", "x ar", "each,\ntokens/s", "tokens /\nforward", "rows /\ntoken", "accepted\nlength")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)

@@ -21,9 +21,11 @@ from recguide.commands.options import (
     integers,
     open_model,
     progress_bar,
+    say_fallbacks,
     words,
 )
 from recguide.models import embedded
+from recguide.policies import parse_policy
 from recguide.provenance import check_writable, write_json
 
 
@@ -62,7 +64,12 @@ def bench(
     if json_out is not None:
         check_writable(json_out)
     console = Console()
-    measured = Bench(open_model(model, dtype, device, adapter, console), chosen, settings)
+    loaded = open_model(model, dtype, device, adapter, console)
+    for spec in settings.policies:
+        planned = parse_policy(spec)
+        planned.attach(loaded)
+        say_fallbacks(planned, console)
+    measured = Bench(loaded, chosen, settings)
     try:
         run_with_progress(measured, console, json_out)
     finally:

@@ -23,6 +23,7 @@ from recguide.commands.options import (
     PromptsFile,
     open_model,
     progress_bar,
+    say_fallbacks,
 )
 from recguide.engine.engine import Engine
 from recguide.engine.request import Delta, Request, raise_failed
@@ -94,6 +95,7 @@ def generate(
         loaded, planned or default_policy(loaded), max_concurrency=max(1, concurrency), max_context=max_context
     )
     engine.set_concurrency(concurrency)
+    say_fallbacks(engine.policy, console)
     params = with_thinking_budget(params, loaded, max_thinking_tokens)
     requests = [engine.submit(encode(loaded, p, thinking), params) for p in chosen]
     try:

@@ -13,6 +13,7 @@ from recguide.commands.entry import say
 from recguide.errors import RecGuideError
 from recguide.models import embedded
 from recguide.models.loader import Model, load_model
+from recguide.policies import Policy
 
 ModelName = Annotated[
     str, typer.Option("--model", "-m", help="The embedded default, a folder in Hugging Face layout, or owner/name.")
@@ -44,6 +45,12 @@ def open_model(name: str, dtype: str | None, device: str | None, adapter: str, c
     for fallback in model.fallbacks:
         say(console, "note", fallback, "yellow")
     return model
+
+
+def say_fallbacks(policy: Policy, console: Console) -> None:
+    """Say what a policy has to do without."""
+    for fallback in policy.fallbacks:
+        say(console, "note", fallback, "yellow")
 
 
 def progress_bar(console: Console, *, transient: bool = True) -> Progress:

@@ -22,6 +22,7 @@ from recguide.commands.options import (
     PromptsFile,
     open_model,
     progress_bar,
+    say_fallbacks,
 )
 from recguide.engine.engine import Engine
 from recguide.engine.sampling import SamplingParams
@@ -63,6 +64,7 @@ def record(
     ]
     engine = Engine(loaded, planned, max_concurrency=max(1, concurrency), max_context=max_context)
     engine.set_concurrency(concurrency)
+    say_fallbacks(engine.policy, console)
     with Recorder(engine, out), progress_bar(console) as progress:
         task = progress.add_task("recording", total=len(encoded))
         engine.generate(encoded, params, lambda delta: progress.advance(task, delta.finish_reason is not None))

@@ -38,7 +38,13 @@ def train_drafter(
     adapt_tokens: Annotated[
         bool, typer.Option(help="Serve the known token of a block too, as Nemotron's adapter does.")
     ] = DEFAULTS.adapt_tokens,
-    start_from: Annotated[Path | None, typer.Option(help="An adapter folder to start from, of the same rank.")] = None,
+    targets: Annotated[
+        str, typer.Option(help="Projections that get factors. Each costs a product in every step that drafts.")
+    ] = ",".join(DEFAULTS.targets),
+    layers: Annotated[str, typer.Option(help="Layers that get factors, such as 12-29 (from 0 on). Default: all.")] = "",
+    start_from: Annotated[
+        Path | None, typer.Option(help="An adapter folder to start from, of at most this rank.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of initial factors and data order.")] = DEFAULTS.seed,
     eval_every: Annotated[int, typer.Option(help="Steps between evaluations on held-out dialogues.")] = 100,
     model: ModelName = embedded.NAME,
@@ -61,6 +67,8 @@ def train_drafter(
         seed=seed,
         draft_shift=draft_shift,
         adapt_tokens=adapt_tokens,
+        targets=tuple(targets.split(",")),
+        layers=_layers(layers),
     )
     if eval_every < 1:
         raise RecGuideError(f"eval_every is {eval_every}; allowed: >= 1")
@@ -72,6 +80,16 @@ def train_drafter(
     trainer = Trainer(trainable, read_dialogues(path), settings, out, start_from)
     _train(trainer, minutes, eval_every, console)
     say(console, "adapter", str(out / "adapter"), "green")
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    """Layer numbers of a range such as 12-29."""
+    if not text:
+        return ()
+    first, _, last = text.partition("-")
+    if not (first.isdigit() and last.isdigit() and int(first) <= int(last)):
+        raise RecGuideError(f"layers is {text!r}; give a range such as 12-29, or nothing for all")
+    return tuple(range(int(first), int(last) + 1))
 
 
 def _dialogues(model: Model, path: Path, count: int, seed: int, console: Console) -> None:

@@ -7,6 +7,7 @@ at tiles and cache sizes, and may fall.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import json
 from collections.abc import Sequence
@@ -20,22 +21,25 @@ from recguide.errors import RecGuideError
 from recguide.models.cache_dir import cache_dir
 from recguide.provenance import write_json
 
-SCHEMA = 1
+SCHEMA = 2
 SMOOTHING = 0.05
+Nested = list[list[list[float]]]
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a table was measured on: it is of no use for anything else."""
+    """What a table was measured on: it is of no use for anything else. ``adapter`` is the number and rank of its
+    products, which is what it costs."""
 
     model: str
+    adapter: str
     dtype: str
     profile: str
 
     @property
     def path(self) -> Path:
         """Where the table of this model and device is cached."""
-        return cache_dir() / "profiles" / f"{self.model}-{self.dtype}-{self.profile}.json"
+        return cache_dir() / "profiles" / f"{self.model}-{self.adapter}-{self.dtype}-{self.profile}.json"
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class CostTable:
             if table.shape != axes.shape or not np.isfinite(table).all() or (table <= 0).any():
                 raise RecGuideError(f"{name}: expected positive times of shape {axes.shape}; measure the profile again")
         self.identity, self.axes, self.causal, self.drafting, self.about = identity, axes, causal, drafting, about
+        self._causal, self._drafting, self._least = causal.tolist(), drafting.tolist(), float(causal.min()) / 2
         self._correction = np.ones(len(axes.requests))
 
     def predict(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
@@ -79,12 +84,12 @@ class CostTable:
         Beyond the grid the last two points of an axis are continued in a straight line.
         """
         rows = (causal_rows + draft_rows) / requests
-        cost = self._read(self.causal, requests, rows, context)
+        cost = self._read(self._causal, requests, rows, context)
         if draft_rows:
             each = draft_rows / requests
-            cost += self._read(self.drafting, requests, each, context)
-            cost -= self._read(self.causal, requests, each + 1, context)
-        return max(cost, float(self.causal.min()) / 2) * self._corrected(requests)
+            cost += self._read(self._drafting, requests, each, context)
+            cost -= self._read(self._causal, requests, each + 1, context)
+        return max(cost, self._least) * self._corrected(requests)
 
     def observe(self, measured_ms: float, requests: int, causal_rows: int, draft_rows: int, context: float) -> None:
         """Refine the table by a step that was made: a slow running ratio for each number of requests."""
@@ -95,12 +100,22 @@ class CostTable:
     def _corrected(self, requests: int) -> float:
         return float(np.interp(requests, self.axes.requests, self._correction))
 
-    def _read(self, table: np.ndarray, requests: float, rows: float, context: float) -> float:
-        for axis, at in ((self.axes.requests, requests), (self.axes.rows, rows), (self.axes.contexts, context)):
-            low, weight = _place(axis, at)
-            high = min(low + 1, len(axis) - 1)
-            table = (1 - weight) * table[low] + weight * table[high]
-        return float(table)
+    def _read(self, table: Nested, requests: float, rows: float, context: float) -> float:
+        """Linear between grid points; in plain numbers, since this runs several times in every planned step."""
+        axes = self.axes
+        (i, u), (j, v), (k, w) = (
+            _place(axes.requests, requests),
+            _place(axes.rows, rows),
+            _place(axes.contexts, context),
+        )
+        next_i, next_j, next_k = (min(at + 1, size - 1) for at, size in zip((i, j, k), axes.shape, strict=True))
+
+        def along(line: list[float]) -> float:
+            return (1 - w) * line[k] + w * line[next_k]
+
+        near = (1 - v) * along(table[i][j]) + v * along(table[i][next_j])
+        far = (1 - v) * along(table[next_i][j]) + v * along(table[next_i][next_j])
+        return (1 - u) * near + u * far
 
     # -- the file ----------------------------------------------------------------------------------------------
 
@@ -122,27 +137,45 @@ def _place(axis: Sequence[int], at: float) -> tuple[int, float]:
     """The grid point at or before ``at``, and how far towards the next one it lies (beyond the ends: <0, >1)."""
     if len(axis) == 1:
         return 0, 0.0
-    low = int(np.clip(np.searchsorted(axis, at, "right") - 1, 0, len(axis) - 2))
+    low = min(max(bisect.bisect_right(axis, at) - 1, 0), len(axis) - 2)
     return low, (at - axis[low]) / (axis[low + 1] - axis[low])
+
+
+def stored_identity(path: Path) -> Identity:
+    """What a stored table was measured on. RecGuideError when it is none."""
+    return Identity(**_raw(path)["identity"])
 
 
 def load_cost_table(path: Path, identity: Identity) -> CostTable:
     """A stored table; RecGuideError when it is damaged, of another schema, or of another model or device."""
+    raw = _raw(path)
     try:
-        raw = json.loads(path.read_text())
         found = Identity(**raw["identity"])
         axes = Axes(**{name: tuple(values) for name, values in raw["axes"].items()})
         tables = [np.array(raw[name], dtype=np.float64) for name in ("causal_ms", "drafting_ms")]
-        schema, about = raw["schema"], raw["about"]
-    except FileNotFoundError:
-        raise RecGuideError(f"{path}: no cost table; 'recguide profile' measures one") from None
-    except (OSError, ValueError, KeyError, TypeError) as fault:
-        raise RecGuideError(f"{path}: not a cost table ({fault!r}); delete it and run 'recguide profile'") from None
-    if schema != SCHEMA:
-        raise RecGuideError(f"{path}: schema {schema}, this version reads {SCHEMA}; run 'recguide profile'")
+        about = raw["about"]
+    except (ValueError, KeyError, TypeError) as fault:
+        raise _no_table(path, fault) from None
     for name, wanted in asdict(identity).items():
         if getattr(found, name) != wanted:
             raise RecGuideError(
                 f"{path}: was measured for {name} {getattr(found, name)}, here it is {wanted}; run 'recguide profile'"
             )
     return CostTable(found, axes, *tables, about)
+
+
+def _raw(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(path.read_text())
+        schema = raw["schema"]
+    except FileNotFoundError:
+        raise RecGuideError(f"{path}: no cost table; 'recguide profile' measures one") from None
+    except (OSError, ValueError, KeyError, TypeError) as fault:
+        raise _no_table(path, fault) from None
+    if schema != SCHEMA:
+        raise RecGuideError(f"{path}: schema {schema}, this version reads {SCHEMA}; run 'recguide profile'")
+    return raw
+
+
+def _no_table(path: Path, fault: Exception) -> RecGuideError:
+    return RecGuideError(f"{path}: not a cost table ({fault!r}); delete it and run 'recguide profile'")

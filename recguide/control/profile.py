@@ -23,7 +23,8 @@ GREEDY = SamplingParams(seed=0)
 
 
 def identity_of(model: Model) -> Identity:
-    return Identity(model=model.fingerprint, dtype=model.dtype_name, profile=profile_fingerprint())
+    adapter = "none" if model.adapter is None else model.adapter.shape
+    return Identity(model=model.fingerprint, adapter=adapter, dtype=model.dtype_name, profile=profile_fingerprint())
 
 
 class DryStep:

@@ -25,8 +25,8 @@ SAMPLED_SHARE = 0.15
 
 @dataclass(frozen=True, kw_only=True)
 class DialogueSettings:
-    """Sizes in tokens. ``long_user_tokens`` is for categories whose user turn carries a passage. Runs of another ``seed``
-    write other dialogues."""
+    """Sizes in tokens. ``long_user_tokens`` is for categories whose user turn carries a passage. Runs of
+    another ``seed`` write other dialogues."""
 
     user_tokens: int = 60
     long_user_tokens: int = 220

@@ -24,7 +24,7 @@ from recguide.drafter.blocks import OPEN_SHARE, Block, PackedSequence, choose_bl
 from recguide.drafter.dialogues import Dialogue
 from recguide.errors import RecGuideError
 from recguide.kernels.attention import additive, attention, fold_mask
-from recguide.models.adapter import AdapterConfig, DraftAdapter, load_adapter
+from recguide.models.adapter import TARGETS, AdapterConfig, DraftAdapter, load_adapter
 from recguide.models.backbone import Attend
 from recguide.models.loader import Model
 
@@ -41,7 +41,8 @@ class TrainSettings:
     verifier's probabilities (its ``top`` best tokens), the rest follows the token that was written. Drafts behind the
     first wrong one of their block would never be used: they weigh ``beyond``, the others 1. ``draft_shift`` 0: masks
     predict their own position; 1: every row of a block predicts the position behind it. ``adapt_tokens``: the adapter
-    serves the known token of a block too (the published convention, with shift 0)."""
+    serves the known token of a block too (the published convention, with shift 0). ``targets`` and ``layers`` get
+    factors (no layers named: all); each costs a product in every step that drafts."""
 
     steps: int = 3000
     rows: int = 256
@@ -55,6 +56,8 @@ class TrainSettings:
     seed: int = 0
     draft_shift: int = 1
     adapt_tokens: bool = False
+    targets: tuple[str, ...] = TARGETS
+    layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not (self.adapt_tokens or self.draft_shift):
@@ -108,15 +111,14 @@ class Trainer:
             alpha=settings.rank,
             draft_shift=settings.draft_shift,
             adapt_tokens=settings.adapt_tokens,
+            targets=settings.targets,
+            layers=settings.layers,
         )
         self.adapter = DraftAdapter(model.config, config, model.fingerprint).to(model.backbone.device)
         if self.adapter.mask_embedding is not None:
             self.adapter.mask_embedding.data.copy_(model.backbone.embedding.float().mean(0))
         if start_from is not None:
-            known = load_adapter(start_from, model.config, model.fingerprint)
-            if known.config.rank != config.rank:
-                raise RecGuideError(f"{start_from}: rank is {known.config.rank}, this run's is {config.rank}")
-            self.adapter.load_state_dict(known.state_dict())
+            self.adapter.start_from(load_adapter(start_from, model.config, model.fingerprint))
         self.optimiser = torch.optim.AdamW(
             self.adapter.parameters(), lr=settings.learning_rate, weight_decay=0.0, betas=(0.9, 0.95), fused=True
         )

@@ -28,7 +28,8 @@ class Work:
 @dataclass(slots=True)
 class Drawn:
     """Per logits row: token, finiteness, log probabilities; and of draft rows the two best tokens and probabilities
-    (trunk rows only keep their places there), if the policy wants signals."""
+    (trunk rows only keep their places there), if the policy wants signals. ``verifier_entropy`` is of the trunk rows,
+    which come first, or empty."""
 
     tokens: list[int] = field(default_factory=list)
     finite: list[bool] = field(default_factory=list)
@@ -38,6 +39,7 @@ class Drawn:
     top2: list[float] = field(default_factory=list)
     best_ids: list[list[int]] = field(default_factory=list)
     entropy: list[float] = field(default_factory=list)
+    verifier_entropy: list[float] = field(default_factory=list)
 
     def add(self, logits: Tensor, rows: Sequence[Row], first_draft: int | None, *, entropy: bool = False) -> None:
         """Draw for the next rows. ``first_draft`` is the row among these from which on signals are wanted, or None."""
@@ -48,6 +50,10 @@ class Drawn:
         self.filtered += draws.filtered_logprobs or [0.0] * len(rows)
         if first_draft is not None:
             self._add_signals(logits, min(max(first_draft, 0), len(rows)), entropy)
+
+    def add_verifier(self, logits: Tensor) -> None:
+        """Keep the entropy of the next trunk rows."""
+        self.verifier_entropy += signals(logits, entropy=True).entropy.tolist() if len(logits) else []
 
     def confidence(self, row: int) -> float:
         """The probability of a draft row's token; 0 where it is neither of the two best, or not finite."""

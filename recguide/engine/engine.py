@@ -65,7 +65,7 @@ class Engine:
             raise RecGuideError(f"max_context is {max_context}; allowed: 2..{model.config.max_positions} (the model's)")
         self.model, self.max_context, self.prefill_chunk = model, max_context, prefill_chunk
         self.max_concurrency = max_concurrency
-        self._policy = parse_policy(policy)
+        self._policy = self._attached(policy)
         self._concurrency = self._check_concurrency(max_concurrency if concurrency is None else concurrency)
         backbone = model.backbone
         self._adapter = model.fused_adapter
@@ -83,6 +83,7 @@ class Engine:
         self.last_step: StepRecord | None = None
         self.observer: Observer | None = None
         self._outcomes: list[Outcome] = []
+        self._learning = False
 
     # -- what a user turns -------------------------------------------------------------------------------------
 
@@ -92,7 +93,12 @@ class Engine:
 
     def set_policy(self, policy: str | Policy) -> None:
         """Plan with another policy from the next step on. Running requests keep their drafts and their text."""
-        self._policy = parse_policy(policy)
+        self._policy = self._attached(policy)
+
+    def _attached(self, policy: str | Policy) -> Policy:
+        parsed = parse_policy(policy)
+        parsed.attach(self.model)
+        return parsed
 
     @property
     def concurrency(self) -> int:
@@ -227,13 +233,14 @@ class Engine:
                 return self.take_deltas()
             clock = _Clock()
             policy = self._policy  # another thread may set a new one in mid-step
+            self._learning = policy.learns
             work = self._plan(policy)
             clock.mark("plan")
             layout = self._lay_out(work)
             clock.mark("layout")
             hidden = self._forward(layout)
             clock.mark("forward")
-            drawn = self._draw(work, hidden, policy.needs_signals or self.observer is not None, clock)
+            drawn = self._draw(work, hidden, policy, clock)
             for index, item in enumerate(work):
                 self._settle(item, layout.trunk_logits[index], layout.branch_logits[index], drawn)
             self.running = [r for r in self.running if not r.finished]
@@ -296,8 +303,9 @@ class Engine:
         )
         return hidden if layout.all_rows_scored else hidden[layout.logit_rows]
 
-    def _draw(self, work: list[Work], hidden: Tensor, with_signals: bool, clock: _Clock) -> Drawn:
+    def _draw(self, work: list[Work], hidden: Tensor, policy: Policy, clock: _Clock) -> Drawn:
         """Logits, draws and signals, a bounded piece at a time."""
+        with_signals = policy.needs_signals or self.observer is not None
         rows, first_draft = rows_to_draw(work)
         drawn, entropy = Drawn(), self.observer is not None
         for first in range(0, len(rows), LOGIT_ROWS):
@@ -306,6 +314,8 @@ class Engine:
             clock.mark("forward")
             signals_from = first_draft - first if with_signals else None
             drawn.add(logits, rows[part], signals_from, entropy=entropy)
+            if policy.needs_verifier_entropy:
+                drawn.add_verifier(logits[: max(0, first_draft - first)])
             clock.mark("sampling")
         return drawn
 
@@ -361,13 +371,15 @@ class Engine:
             self._pending_deltas.append(Delta(request, kept, None))
 
     def _note(self, item: Work, position, rounds, held, emitted, kept, reused) -> None:
-        """Keep what came of a plan for the observer."""
-        if self.observer is not None:
+        """Keep what came of a plan, for the observer and a policy that learns."""
+        if self.observer is not None or self._learning:
             outcome = Outcome(item.request, item.plan, position, rounds, held, emitted, kept, reused)
             self._outcomes.append(outcome)
 
     def _tell(self, policy: Policy) -> None:
         outcomes, self._outcomes = self._outcomes, []
+        if self._learning:
+            policy.learn(self.last_step, outcomes)
         if (observer := self.observer) is not None:
             observer.on_step(self.last_step, policy.spec, outcomes)
 
@@ -379,6 +391,7 @@ class Engine:
         if request.params.logprobs:
             request.logprobs += drawn.logprobs[trunk][: len(kept)]
             request.filtered_logprobs += drawn.filtered[trunk][: len(kept)]
+        request.verifier_entropy += drawn.verifier_entropy[trunk][: len(kept)]
         self._cache.commit(item.segment.slot, item.segment.prefill + len(kept))
 
     def _finish(self, request: Request, reason: str, tokens: list[int] | None = None) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +63,29 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a policy expected of its plan: ``value`` in tokens (what it commits, and what drafts ready behind it are
+    worth), ``step_ms`` of the whole step, P(accepted | reached) of the drafts at hand, and ``alternatives``: value less
+    the price of rows, had it verified 0, 1, ... of them."""
+
+    value: float
+    step_ms: float
+    conditional: Sequence[float]
+    alternatives: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
 class RequestPlan:
     """``verify`` draft tokens in the trunk (0: plain AR, None: no trunk) and the branches that ride along.
 
-    ``propensity`` is the probability with which the policy chose this plan (1 where it did not draw).
+    ``propensity`` is the probability with which the policy chose this plan (1 where it did not draw). ``outlook`` is
+    for the decision log; plans that do the same are equal whatever was expected of them.
     """
 
     verify: int | None
     branches: tuple[Branch, ...] = ()
     propensity: float = 1.0
+    outlook: Outlook | None = field(default=None, compare=False)
 
     @property
     def rows(self) -> int:
@@ -105,9 +120,9 @@ def clamp(plan: RequestPlan, drafts: int, remaining: int) -> RequestPlan:
     """
     if plan.verify is None:
         fitted = _fit(plan.branches, 0, remaining)
-        return RequestPlan(None if fitted else 0, fitted, plan.propensity)
+        return replace(plan, verify=None if fitted else 0, branches=fitted)
     verify = min(plan.verify, drafts, remaining - 1)
-    return RequestPlan(verify, _fit(plan.branches, verify + 1, remaining), plan.propensity)
+    return replace(plan, verify=verify, branches=_fit(plan.branches, verify + 1, remaining))
 
 
 def _fit(branches: tuple[Branch, ...], trunk: int, remaining: int) -> tuple[Branch, ...]:

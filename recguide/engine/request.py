@@ -37,7 +37,11 @@ class Draft:
 @dataclass(eq=False)
 class Request:
     """``tokens`` is prompt and output; the last one is the seed. ``draft`` is what the next trunk may verify; ``known``
-    is what a drafting of several forwards has revealed so far (None: still masked), before it is a draft."""
+    is what a drafting of several forwards has revealed so far (None: still masked), before it is a draft.
+
+    ``verifier_entropy``: nats of the distribution each token was drawn from, for those committed under a policy that
+    asks for it.
+    """
 
     id: int
     prompt: list[int]
@@ -54,6 +58,7 @@ class Request:
     draft_shift: int = 0
     logprobs: list[float] = field(default_factory=list)
     filtered_logprobs: list[float] = field(default_factory=list)
+    verifier_entropy: list[float] = field(default_factory=list)
     finish_reason: str | None = None
     error: str | None = None
     stop_text: str | None = None

@@ -40,7 +40,6 @@ PLAIN_LORA = {
     "fan_in_fan_out": False,
     "rank_pattern": {},
     "alpha_pattern": {},
-    "layers_to_transform": [],
 }
 """Settings of PEFT that must have these values (or be absent)."""
 PEFT_PREFIX = "base_model.model."
@@ -65,13 +64,15 @@ def projection_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig:
     """``draft_shift`` is what its rows learned to predict: the token at their own position (0) or behind it (1).
-    ``adapt_tokens``: it serves every row of a block; else mask rows only, and known tokens take the plain weights."""
+    ``adapt_tokens``: it serves every row of a block; else mask rows only, and known tokens take the plain weights.
+    ``layers`` are those that have factors (none named: all)."""
 
     rank: int
     alpha: float
     draft_shift: int = 0
     adapt_tokens: bool = True
     targets: tuple[str, ...] = TARGETS
+    layers: tuple[int, ...] = ()
 
     @property
     def scale(self) -> float:
@@ -89,11 +90,14 @@ class DraftAdapter(nn.Module):
         unknown = set(config.targets) - set(TARGETS)
         if unknown:
             raise RecGuideError(f"adapter target {sorted(unknown)} is unknown; known: {', '.join(TARGETS)}")
+        outside = [layer for layer in config.layers if not 0 <= layer < model.num_layers]
+        if outside:
+            raise RecGuideError(f"adapter layer {outside[0]} is unknown; the model has 0..{model.num_layers - 1}")
         self.model_config, self.config, self.fingerprint = model, config, fingerprint
         self.mask_embedding = nn.Parameter(torch.zeros(model.hidden_size)) if model.has_virtual_mask else None
         self.factors = nn.ParameterDict()
         shapes = projection_shapes(model)
-        for layer in range(model.num_layers):
+        for layer in config.layers or range(model.num_layers):
             for name, (out, into) in shapes.items():
                 if name.split(".")[-1] in config.targets:
                     key = _key(layer, name)
@@ -112,8 +116,7 @@ class DraftAdapter(nn.Module):
         for layer in range(self.model_config.num_layers):
             pairs = {}
             for fused, names in FUSED.items():
-                present = [n for n in names if _key(layer, n) + "|A" in self.factors]
-                if present:
+                if self._present(layer, names):
                     down, up = self._factors(layer, names, shapes, dtype, device)
                     own = None if base is None else base[layer][fused].dense()
                     # with plain known tokens no step is made of draft rows alone
@@ -132,6 +135,33 @@ class DraftAdapter(nn.Module):
             else:
                 up.append(torch.zeros(out, 0, device=device))
         return torch.cat(down).to(device, dtype), torch.block_diag(*up).to(device, dtype)
+
+    @property
+    def shape(self) -> str:
+        """Products of a step that drafts, and their rank: what the adapter costs, whatever it has learned."""
+        fused = sum(len(self._present(layer, names)) > 0 for layer, names in self._places())
+        return f"lora{self.config.rank}x{fused}"
+
+    def _places(self):
+        return ((layer, names) for layer in range(self.model_config.num_layers) for names in FUSED.values())
+
+    def _present(self, layer: int, names: tuple[str, ...]) -> list[str]:
+        """The projections among ``names`` that have factors in this layer."""
+        return [n for n in names if _key(layer, n) + "|A" in self.factors]
+
+    @torch.no_grad()
+    def start_from(self, known: DraftAdapter) -> None:
+        """Take over what ``known`` has of this adapter's factors; further ranks stay as they are and add nothing."""
+        if known.config.rank > self.config.rank or known.config.scale != self.config.scale:
+            raise RecGuideError(
+                f"start from rank {known.config.rank}, scale {known.config.scale:g}: this adapter has rank "
+                f"{self.config.rank}, scale {self.config.scale:g}; give the same scale and at least the same rank"
+            )
+        if self.mask_embedding is not None and known.mask_embedding is not None:
+            self.mask_embedding.copy_(known.mask_embedding)
+        for key, theirs in known.factors.items():
+            if key in self.factors:
+                self.factors[key][tuple(map(slice, theirs.shape))] = theirs
 
     def stored_parameters(self) -> dict[str, Tensor]:
         """Every parameter by its name in the file."""
@@ -157,6 +187,8 @@ class DraftAdapter(nn.Module):
             "target_modules": list(self.config.targets),
             "inference_mode": True,
         }
+        if self.config.layers:
+            config["layers_to_transform"] = list(self.config.layers)
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -257,7 +289,13 @@ def _read_config(folder: Path) -> AdapterConfig:
     try:
         raw = json.loads(path.read_text())
         other = [key for key, plain in PLAIN_LORA.items() if (raw.get(key) or plain) != plain]
-        config = AdapterConfig(rank=raw["r"], alpha=raw["lora_alpha"], targets=tuple(raw["target_modules"]))
+        layers = raw.get("layers_to_transform") or ()
+        config = AdapterConfig(
+            rank=raw["r"],
+            alpha=raw["lora_alpha"],
+            targets=tuple(raw["target_modules"]),
+            layers=(layers,) if isinstance(layers, int) else tuple(layers),
+        )
     except FileNotFoundError:
         raise RecGuideError(f"{path}: not found; an adapter folder holds adapter_config.json") from None
     except (ValueError, KeyError, TypeError, AttributeError) as fault:

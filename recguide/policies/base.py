@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from recguide.engine.plan import AR, Branch, RequestPlan
 from recguide.engine.request import Draft, Request
 from recguide.errors import RecGuideError
+
+if TYPE_CHECKING:
+    from recguide.engine.observe import Outcome
+    from recguide.engine.stats import StepRecord
+    from recguide.models.loader import Model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +42,12 @@ class Knob:
             )
         return number
 
+    takes_text: ClassVar[bool] = False
+
+    def text(self, value: Any) -> str:
+        """The value as ``check`` reads it back."""
+        return str(value)
+
 
 BLOCK = Knob(
     name="block", default=8, low=1, high=64, unit="tokens", help="tokens per block, seed included (1: plain AR)"
@@ -44,12 +55,20 @@ BLOCK = Knob(
 
 
 class Policy:
-    """Base of all policies. Subclasses set ``name``, ``summary`` and ``knobs``, and plan one request at a time."""
+    """Base of all policies. Subclasses set ``name``, ``summary`` and ``knobs``, and plan one request at a time.
+
+    ``needs_signals``: drafts come with their probabilities and margins. ``needs_verifier_entropy``: requests keep the
+    verifier's entropy of every token committed. ``learns``: it is told what came of its plans. ``fallbacks`` says in
+    words what the policy has to do without (R8).
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     knobs: ClassVar[tuple[Knob, ...]] = ()
     needs_signals: ClassVar[bool] = False
+    needs_verifier_entropy: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
+    fallbacks: tuple[str, ...] = ()
 
     def __init__(self, **values: Any):
         known = {knob.name: knob for knob in self.knobs}
@@ -63,9 +82,17 @@ class Policy:
     def spec(self) -> str:
         """The text form, as ``parse_policy`` reads it; the last knobs are left out where they are at default."""
         values = [getattr(self, knob.name) for knob in self.knobs]
-        while len(values) > 1 and values[-1] == self.knobs[len(values) - 1].default:
+        least = 0 if self.knobs and self.knobs[0].takes_text else 1
+        while len(values) > least and values[-1] == self.knobs[len(values) - 1].default:
             values.pop()
-        return ":".join([self.name, *map(repr, values)])
+        texts = (knob.text(value) for knob, value in zip(self.knobs, values, strict=False))
+        return ":".join([self.name, *texts])
+
+    def attach(self, model: Model) -> None:
+        """Called by an engine before the policy plans for it: the place to look up what is known of the model."""
+
+    def learn(self, step: StepRecord, outcomes: Sequence[Outcome]) -> None:
+        """Called after each step it planned, where ``learns`` is set: what came of the plans."""
 
     def plan(self, requests: Sequence[Request]) -> list[RequestPlan]:
         """One plan for each running request."""
@@ -100,6 +127,13 @@ def opened(request: Request, parent: int, drafts: int, *, loose: bool = False) -
 def continuation(request: Request, verify: int, drafts: int) -> Branch:
     """An open branch behind the whole trunk: it assumes full acceptance."""
     return opened(request, verify + 1, drafts)
+
+
+def draft_or_verify(request: Request, block: int) -> RequestPlan:
+    """Verify the whole draft at hand; where there is none, draft a block behind an autoregressive row (1: plain AR)."""
+    if request.draft:
+        return RequestPlan(len(request.draft.tokens))
+    return RequestPlan(0, (continuation(request, 0, block - 1),)) if block > 1 else AR
 
 
 def correction(request: Request, draft: Draft, position: int, drafts: int) -> Branch:

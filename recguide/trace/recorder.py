@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,9 @@ class Recorder:
             branch_tokens=[-1 if b.token is None else b.token for b in plan.branches],
             branch_masks=[b.masks for b in plan.branches],
             propensity=plan.propensity,
+            predicted_value=plan.outlook and plan.outlook.value,
+            predicted_ms=plan.outlook and plan.outlook.step_ms,
+            alternatives=plan.outlook and json.dumps([round(float(v), 4) for v in plan.outlook.alternatives]),
             accepted=len(outcome.emitted) - 1,
             committed=outcome.kept,
             reused=-1 if outcome.reused is None else outcome.reused,

@@ -49,7 +49,7 @@ PLANS = pa.schema(
         ("propensity", pa.float64()),
         ("predicted_value", pa.float32()),
         ("predicted_ms", pa.float32()),
-        ("alternatives", pa.string()),  # JSON
+        ("alternatives", pa.string()),  # JSON: value less price of rows, by drafts verified
         ("accepted", pa.int16()),  # -1: nothing was verified
         ("committed", pa.int16()),
         ("reused", pa.int8()),  # number of the branch whose draft is next; -1: none

@@ -108,3 +108,13 @@ def test_bench_of_the_real_model(cli, tmp_path):
     words = ["--policies", "ar,ar-row:6", "--concurrency", "1,2", "--limit", 4, "--max-new-tokens", 16, "--repeats", 1]
     assert cli("bench", *words, "--json", path).status == 0
     assert {row["policy"] for row in json.loads(path.read_text())["summary"]} == {"ar", "ar-row:6"}
+
+
+def test_a_policy_that_has_to_do_without_its_cost_table_says_so_and_in_the_result(cli, words, tmp_path, monkeypatch):
+    monkeypatch.setenv("RECGUIDE_CACHE", str(tmp_path / "cache"))
+    words[words.index("--policies") + 1] = "ar,paper-adaptive,ema-tiers,budget,tiers"
+    path = tmp_path / "result.json"
+    run = cli(*words, "--repeats", 1, "--json", path)
+    assert (run.status, " ".join(run.out.split()).count("policy paper-adaptive: steps are taken to cost")) == (0, 1)
+    noted = {entry["policy"]: entry["fallbacks"] for entry in json.loads(path.read_text())["runs"]}
+    assert [bool(noted[policy]) for policy in ("ar", "paper-adaptive", "budget")] == [False, True, False]

@@ -62,7 +62,12 @@ def test_a_run_may_start_from_an_adapter(cli, folder, run_folder, tmp_path):
     assert cli(*words, run_folder / "adapter").status == 0
     (tmp_path / "run" / "state.pt").unlink()
     assert "not found" in cli(*words, "nowhere").error
-    assert "rank" in cli(*words, run_folder / "adapter", "--rank", 3).error
+    assert "at least the same rank" in cli(*words, run_folder / "adapter", "--rank", 1).error
+
+
+@pytest.mark.parametrize("layers", ["3", "b-4", "4-1", "-3"])
+def test_wrong_layers_are_refused(cli, words, layers):
+    assert "give a range such as 12-29" in cli(*words, "--layers", layers).error
 
 
 def test_other_settings_are_refused(cli, words):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from recguide.control.cost import Axes, CostTable, Identity, load_cost_table
 from recguide.errors import RecGuideError
 
-HERE = Identity(model="abc", dtype="bfloat16", profile="123")
+HERE = Identity(model="abc", adapter="lora2x4", dtype="bfloat16", profile="123")
 AXES = Axes((1, 4, 16), (1, 2, 8), (64, 256))
 CAUSAL = np.array([[[10.0, 11], [10, 11], [14, 16]], [[12, 14], [11, 13], [30, 35]], [[20, 40], [30, 55], [90, 130]]])
 DRAFTING = CAUSAL * 1.5
@@ -94,7 +94,7 @@ def edit(path, **changes):
         (lambda p: p.write_text("{"), "not a cost table"),
         (lambda p: p.write_text("[]"), "not a cost table"),
         (lambda p: edit(p, axes={}), "not a cost table"),
-        (lambda p: edit(p, schema=2), "schema 2, this version reads 1"),
+        (lambda p: edit(p, schema=1), "schema 1, this version reads 2"),
         (lambda p: edit(p, causal_ms=[[[1.0]]]), "expected positive times"),
         (lambda p: edit(p, causal_ms=(-CAUSAL).tolist()), "expected positive times"),
         (lambda p: edit(p, drafting_ms=(np.nan * CAUSAL).tolist()), "expected positive times"),

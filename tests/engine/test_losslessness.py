@@ -54,7 +54,16 @@ def test_every_policy_is_covered():
     assert {spec.split(":")[0] for spec in POLICY_SPECS} | {"ar"} == set(POLICIES)
 
 
-EVERY_SAMPLER = ("linear:8", "ar-row:8", "quadratic:4", "overlap:8:1", "window:2:32")
+EVERY_SAMPLER = (
+    "linear:8",
+    "ar-row:8",
+    "quadratic:4",
+    "overlap:8:1",
+    "window:2:32",
+    "recguide",
+    "paper-adaptive",
+    "budget",
+)
 PAIRS = [(p, s) for p in POLICY_SPECS for s in SAMPLERS if p in EVERY_SAMPLER or s in ("greedy", "warm")]
 
 
@@ -75,7 +84,7 @@ def test_t14_among_fifteen_others(spec):
     assert_clean(engine)
 
 
-@pytest.mark.parametrize("spec", ["linear:8", "ar-row:8", "quadratic:4", "overlap:8:1"])
+@pytest.mark.parametrize("spec", ["linear:8", "ar-row:8", "quadratic:4", "overlap:8:1", "budget:8:40"])
 def test_t04_drafts_are_accepted_and_rejected(spec):
     """The comparison means something only when both happen, and not always at the same place."""
     engine = make_engine(MODEL, spec)

@@ -46,15 +46,17 @@ def walk(widget):
         yield from walk(child)
 
 
-def test_sliders_are_made_from_what_policies_declare(board):
+def test_controls_are_made_from_what_policies_declare(board, session):
     for name, cls in POLICIES.items():
         made = board.controls.knobs[name]
-        assert [(n, w.min, w.max, w.value) for n, w in made.items()] == [
-            (k.name, k.low, k.high, k.default) for k in cls.knobs
-        ] or name == "linear"  # shown as the session has it
+        assert list(made) == [k.name for k in cls.knobs]
         for knob in cls.knobs:
             assert knob.help in made[knob.name].tooltip
             assert not getattr(made[knob.name], "continuous_update", False)
+            if isinstance(knob.default, int | float):
+                assert (made[knob.name].min, made[knob.name].max) == (knob.low, knob.high)
+            if name != "linear":  # which is shown as the session has it
+                assert knob.check(made[knob.name].value, name) == knob.check(knob.default, name)
     assert list(board.controls.policy.options) == list(POLICIES)
 
 
@@ -100,6 +102,25 @@ def test_presets_are_taken_over_and_recognised(board, session, name):
     board.draw()
     assert board.controls.preset.value == name
     assert not session.faults
+
+
+def test_a_controller_that_does_not_exist_is_said_and_nothing_changes(board, session):
+    board.controls.knobs["recguide"]["file"].value = "nowhere.safetensors"
+    wait(lambda: session.faults)
+    board.draw()
+    assert "nowhere.safetensors" in session.faults[-1].message
+    assert board.controls.policy.value == "linear"
+    assert session.engine.policy.spec == "linear:4"
+
+
+def test_knobs_that_are_no_numbers_are_typed(board, session):
+    board.controls.policy.value = "tiers"
+    wait(lambda: session.settings.policy.startswith("tiers"))
+    board.controls.knobs["tiers"][POLICIES["tiers"].knobs[0].name].value = "4@2/1"
+    wait(lambda: session.engine.policy.spec == "tiers:4@2/1")
+    board.controls.knobs["tiers"][POLICIES["tiers"].knobs[0].name].value = "nonsense"
+    wait(lambda: session.faults)
+    assert "expected" in session.faults[-1].message
 
 
 def test_a_refused_value_is_said_and_the_control_goes_back(board, session):
@@ -176,7 +197,7 @@ def test_predicted_times_come_from_the_cost_table(board, session, monkeypatch):
             assert causal + drafting > 0
             return 12.5
 
-    session.cost_table = Table()
+    session.step_time = Table()
     count = session.watcher.steps.count
     wait(lambda: session.watcher.steps.count > count + 10)
     board.draw()

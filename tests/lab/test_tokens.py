@@ -14,7 +14,7 @@ MODEL = small_model()
 
 def watched(spec, tokens=30):
     engine = make_engine(MODEL, spec)
-    watcher = Watcher(lambda: engine.policy)
+    watcher = Watcher()
     engine.observer = watcher
     [request] = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=tokens, seed=0))
     return request, watcher

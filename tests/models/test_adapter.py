@@ -64,6 +64,43 @@ def test_any_subset_of_targets(tmp_path, targets):
     assert torch.equal(made, peft_logits(tmp_path, [1, 2, 3], made))
 
 
+@pytest.mark.parametrize("layers", [(0,), (1,)])
+def test_some_layers_only(tmp_path, layers):
+    adapter = DraftAdapter(SMALL, AdapterConfig(rank=2, alpha=3, layers=layers), MODEL.fingerprint)
+    for parameter in adapter.parameters():
+        parameter.data.normal_(0, 0.2).copy_(parameter.data.bfloat16())
+    adapter.save(tmp_path, {})
+    loaded = load(tmp_path)
+    assert loaded.config == adapter.config
+    fused = loaded.fused(torch.float32, torch.device("cpu"))
+    assert [bool(maps) for maps in fused.layers] == [0 in layers, 1 in layers]
+    made = logits(MODEL, [1, 2, 3], first_draft_row=0, adapter=fused)
+    assert torch.equal(made, peft_logits(tmp_path, [1, 2, 3], made))
+
+
+def test_layers_beyond_the_model_are_refused(folder):
+    raw = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(raw | {"layers_to_transform": [2]}))
+    with pytest.raises(RecGuideError, match=r"adapter layer 2 is unknown; the model has 0\.\.1"):
+        load(folder)
+
+
+def test_a_start_from_fewer_ranks_and_other_targets_takes_what_fits():
+    known = random_adapter(MODEL)
+    config = AdapterConfig(rank=6, alpha=6 * known.config.scale, targets=("q_proj", "up_proj"), layers=(1,))
+    grown = DraftAdapter(SMALL, config, MODEL.fingerprint)
+    grown.start_from(known)
+    rank = known.config.rank
+    for key, value in grown.factors.items():
+        theirs = known.factors[key]
+        if key.endswith("|A"):
+            assert torch.equal(value[:rank], theirs)
+        else:
+            assert torch.equal(value[:, :rank], theirs) and not value[:, rank:].any()
+    if grown.mask_embedding is not None:
+        assert torch.equal(grown.mask_embedding, known.mask_embedding)
+
+
 def peft_logits(folder, tokens, like=None):
     """transformers' Llama with the folder's adapter put in by PEFT. With ``like``: that, when it is equal to 1e-4."""
     config = LlamaConfig(

@@ -1,0 +1,223 @@
+"""Train a controller: decision logs in, one file and a report out.
+
+Four predictions are learned (DESIGN section 7): whether a drafted token is accepted (mismatch), how far a block that is
+not drafted yet would go (utility), whether the second-best token is the correction (second choice), and how often an
+open branch guesses the verifier's token (continuation; certain where drafts make no guess). Every figure of the report
+is of requests that the model did not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import sklearn
+from recguide.predictors import baselines, metrics
+from recguide.predictors.dataset import Dataset, read_dataset
+from recguide.predictors.export import to_scorer
+from recguide.predictors.models import CalibratedChoice, Rows
+from recguide.predictors.report import Report
+
+from recguide.control.controller import COLUMNS, Controller, load_controller
+from recguide.control.features import KINDS, MISMATCH, block_features
+from recguide.control.planner import Samples
+from recguide.errors import RecGuideError
+from recguide.provenance import check_writable, provenance
+from recguide.trace.reader import read_traces
+
+PLACES = 8  # draft positions a plan may go to
+SAMPLES = 128
+BUCKETS = 3
+GOLDEN = 64
+LEAST_REJECTED = 40
+
+KNOWN, OPEN = (0, 1), (2, 3)  # places in KINDS: behind a known token, behind none
+
+OnProgress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitSettings:
+    """``only`` names one candidate (logistic, trees) instead of the better; ``drop`` are features held constant, and
+    without ``calibrate`` raw probabilities are used: for ablations."""
+
+    seed: int = 0
+    only: str | None = None
+    calibrate: bool = True
+    drop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        known = [feature.name for feature in MISMATCH]
+        unknown = [name for name in self.drop if name not in known]
+        if unknown:
+            raise RecGuideError(f"feature {unknown[0]!r} is unknown; known: {', '.join(known)}")
+        if self.only not in (None, "logistic", "trees"):
+            raise RecGuideError(f"only is {self.only!r}; allowed: logistic, trees")
+
+
+def train_controller(
+    folders: Sequence[Path],
+    out: Path,
+    *,
+    settings: FitSettings = FitSettings(),
+    on_progress: OnProgress = lambda what, share: None,
+) -> Report:
+    """Fit all models on the runs in ``folders`` and write the controller to ``out``.
+
+    Raises RecGuideError for logs without enough to learn from, of different models, or an unwritable ``out``.
+    """
+    check_writable(out)
+    on_progress("reading logs", 0.0)
+    data = read_dataset(folders)
+    on_progress("mismatch model", 0.1)
+    fitted = {"mismatch": _fit(data.draft_rows(), data.accepted, data.reached, data, settings, "mismatch")}
+    on_progress("utility model", 0.4)
+    fitted["utility"] = _fit(data.block_rows(), data.accepted, data.reached, data, settings, "utility")
+    on_progress("second-choice model", 0.6)
+    fitted["second"] = _fit_second(data, settings)
+    on_progress("baselines and report", 0.8)
+    report = _report(data, fitted, folders)
+    controller = _controller(data, fitted, _open_chance(folders, data), report)
+    controller.save(out)
+    load_controller(out)  # checks the golden rows of what was written
+    on_progress("done", 1.0)
+    return report
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A model with the rows it was fitted on."""
+
+    model: CalibratedChoice
+    rows: Rows
+
+
+def _fit(features, outcome, chosen, data: Dataset, settings: FitSettings, name: str) -> Fitted:
+    names = [column.name for column in COLUMNS[name]]
+    features = features.copy()
+    features[..., [names.index(name) for name in settings.drop if name in names]] = 0.0
+    rows = Rows.of(features, outcome, chosen, data.group)
+    model = CalibratedChoice(settings.seed, settings.only, settings.calibrate)
+    return Fitted(model.fit(rows.x, rows.y, rows.groups), rows)
+
+
+def _fit_second(data: Dataset, settings: FitSettings) -> Fitted:
+    """Rows are rejected drafts. With too few of them, or one outcome only, the verdict cannot be learned."""
+    rejected = data.reached & ~data.accepted
+    if rejected.sum() < LEAST_REJECTED:
+        raise RecGuideError(f"{int(rejected.sum())} rejected drafts are too few; record a longer run")
+    return _fit(data.draft_rows(), data.second_right, rejected, data, settings, "second")
+
+
+def _open_chance(folders: Sequence[Path], data: Dataset) -> float:
+    """P(an open branch's first token is the verifier's | its outcome came true); 1 where it makes no guess."""
+    if data.draft_shift == 1:
+        return 1.0
+    tried = came_true = 0
+    for trace in read_traces(folders):
+        plans = trace.tables["plans"].to_pydict()
+        for parents, tokens, accepted, reused in zip(
+            plans["branch_parents"], plans["branch_tokens"], plans["accepted"], plans["reused"], strict=True
+        ):
+            for number, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
+                if token < 0 and parent == accepted + 1:
+                    tried += 1
+                    came_true += reused == number
+    return (came_true + 1) / (tried + 2)
+
+
+def _controller(data: Dataset, fitted: Mapping[str, Fitted], chance: float, report: Report) -> Controller:
+    scorers = {name: to_scorer(f.model) for name, f in fitted.items()}
+    mismatch = fitted["mismatch"].model
+    expected = _expected(fitted["utility"].model, data)
+    edges = np.quantile(expected, np.linspace(0, 1, BUCKETS + 1)[1:-1])
+    bucket = np.digitize(expected, edges)
+    usual = np.array([_usual(data.take(np.isin(data.kind, kinds))) for kinds in (OPEN, KNOWN)])
+    rejected = (data.reached & ~data.accepted)[:, :PLACES]
+    right = (data.second_right & data.reached & ~data.accepted)[:, :PLACES]
+    chance_second = (right.sum(0) + right.sum() / max(rejected.sum(), 1)) / (rejected.sum(0) + 1)
+    chooser = np.random.default_rng(0)
+    opened, open_bucket = _samples(data, mismatch, bucket, OPEN, chooser)
+    known, known_bucket = _samples(data, mismatch, bucket, KNOWN, chooser)
+    about = {
+        "report": report.summary(),
+        "provenance": provenance(),
+        "scikit_learn": sklearn.__version__,
+        "numpy": np.__version__,
+    }
+    return Controller(
+        model=data.model,
+        draft_shift=data.draft_shift,
+        **scorers,
+        open_chance=chance,
+        samples=Samples(opened, known, open_bucket, known_bucket, chance_second, BUCKETS),
+        edges=edges,
+        usual=usual,
+        golden={name: _golden(f, chooser) for name, f in fitted.items()},
+        about=about,
+    )
+
+
+def _usual(data: Dataset) -> np.ndarray:
+    """The share of accepted among reached drafts [PLACES], places with few of them leaning on all."""
+    reached, accepted = data.reached[:, :PLACES].sum(0), data.accepted[:, :PLACES].sum(0)
+    overall = (accepted.sum() + 1) / (reached.sum() + 2)
+    return (accepted + 10 * overall) / (reached + 10)
+
+
+def _golden(fitted: Fitted, chooser: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and what scikit-learn itself says of them."""
+    rows = fitted.rows.x[chooser.choice(len(fitted.rows.x), min(GOLDEN, len(fitted.rows.x)), replace=False)]
+    rows = np.resize(rows, (max(len(rows), 32), rows.shape[1]))
+    return rows, fitted.model.predict_proba(rows)[:, 1]
+
+
+def _expected(model: CalibratedChoice, data: Dataset) -> np.ndarray:
+    """Drafts that the utility model expects to be accepted of a continuation [drafts]."""
+    kind = np.full(len(data), KINDS.index("continuation"))
+    rows = block_features(PLACES, kind, data.histories)
+    conditional = model.predict_proba(rows.reshape(-1, rows.shape[2]))[:, 1].reshape(len(data), PLACES)
+    return np.cumprod(conditional, 1).sum(1)
+
+
+def _samples(data: Dataset, model: CalibratedChoice, bucket, kinds, chooser) -> tuple[np.ndarray, np.ndarray]:
+    """Survivals [drafts, PLACES] of drafts of these kinds, as the mismatch model sees them, and their buckets.
+
+    Short drafts go on as a random longer one does from there.
+    """
+    mine = np.flatnonzero(np.isin(data.kind, kinds))
+    if not len(mine):
+        mine = np.arange(len(data))
+    chosen = chooser.choice(mine, min(SAMPLES, len(mine)), replace=False)
+    rows = data.take(chosen).draft_rows()[:, :PLACES]
+    conditional = model.predict_proba(rows.reshape(-1, rows.shape[2]))[:, 1].reshape(len(chosen), PLACES)
+    length = data.length[chosen]
+    for row, size in enumerate(length):
+        longer = np.flatnonzero(length > size)
+        while size < PLACES and len(longer):
+            other = chooser.choice(longer)
+            conditional[row, size:] = conditional[other, size:]
+            size = length[other]
+            longer = np.flatnonzero(length > size)
+    return np.cumprod(conditional, 1), bucket[chosen]
+
+
+def _report(data: Dataset, fitted: Mapping[str, Fitted], folders: Sequence[Path]) -> Report:
+    draft, _ = np.nonzero(data.reached)
+    entropy = np.where(np.isfinite(data.entropy), data.entropy, 0.0).sum(1) / np.maximum(data.length, 1)
+    return Report.make(
+        {name: (f.model, f.rows, [c.name for c in COLUMNS[name]]) for name, f in fitted.items()},
+        baselines.left_out(fitted["mismatch"].rows, data.previous[draft], entropy[draft]),
+        metrics.value_curves(_filled(fitted["utility"].model, data), data.reached, data.accepted),
+        {"requests": len(np.unique(data.group)), "drafts": len(data), "folders": [str(folder) for folder in folders]},
+    )
+
+
+def _filled(model: CalibratedChoice, data: Dataset) -> np.ndarray:
+    """P(accepted | reached) [drafts, K] of every place; reached ones from models that did not see them."""
+    rows = data.block_rows()
+    out = model.predict_proba(rows.reshape(-1, rows.shape[2]))[:, 1].reshape(data.reached.shape)
+    out[data.reached] = model.left_out_
+    return out

@@ -1,0 +1,108 @@
+"""What the controller expects of the requests at hand: survival of the drafts they hold, and how well they have done.
+
+One batch of feature rows a step, only for places that hold a draft; histories are read once for each verification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from recguide.control.controller import Controller
+from recguide.control.features import KINDS, block_features, draft_features, history
+from recguide.control.monitor import Monitor
+from recguide.engine.request import Request
+
+MEMORY = "recguide"
+CONTINUATION = KINDS.index("continuation")
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """For each request: P(accepted | reached) and survival [requests, K] of its drafts (0 behind their end), how many
+    it ``held`` [requests], whether they stand behind a ``known`` token, P(second-best is right | rejected) [requests,
+    K], and its history ``bucket``."""
+
+    conditional: np.ndarray
+    survival: np.ndarray
+    held: np.ndarray
+    known: np.ndarray
+    second: np.ndarray
+    bucket: np.ndarray
+
+
+class Forecaster:
+    """Evaluates a controller's models for requests."""
+
+    def __init__(self, controller: Controller, monitor: Monitor):
+        self._controller, self._monitor = controller, monitor
+        self._buckets: dict[tuple[float, ...], int] = {}
+
+    def __call__(self, requests: Sequence[Request]) -> Forecast:
+        count, places = len(requests), self._controller.places
+        held = np.array([min(len(r.draft.tokens), places) if r.draft else 0 for r in requests])
+        pasts = [self._past(request) for request in requests]
+        bucket = np.array([b for _, b in pasts])
+        conditional, second = np.zeros((count, places)), np.zeros((count, places))
+        known = np.zeros(count, bool)
+        drafted = np.flatnonzero(held)
+        if len(drafted):
+            some = [requests[i] for i in drafted]
+            size = int(held.max())
+            kinds = np.array([KINDS.index(r.draft.kind) for r in some])
+            known[drafted] = kinds < KINDS.index("open")
+            found = self._drafts(some, kinds, np.array([pasts[i][0] for i in drafted]), held[drafted], size)
+            conditional[drafted, :size], second[drafted, :size] = found
+        return Forecast(conditional, np.cumprod(conditional, 1), held, known, second, bucket)
+
+    def _drafts(self, requests, kinds, histories, held, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Conditionals and second choices [drafts, size] of requests that hold drafts."""
+        top1, margin = np.full((len(held), size), np.nan), np.full((len(held), size), np.nan)
+        for row, request in enumerate(requests):
+            draft = request.draft
+            signals = draft.top1[:size]  # none, when it was made under a policy that does not ask for them
+            top1[row, : len(signals)], margin[row, : len(signals)] = signals, draft.margin[:size]
+        there = np.arange(size) < held[:, None]
+        seen = there & np.isfinite(top1) & np.isfinite(margin)
+        rows = draft_features(np.where(seen, top1, 0.5), np.where(seen, margin, 0.0), kinds, histories)[seen]
+        conditional, second = self._usual(kinds, size) * there, np.zeros((len(held), size))
+        if len(rows):
+            conditional[seen] = self._controller.mismatch(rows)
+            second[seen] = self._controller.second(rows)
+        return self._recalibrated(conditional, kinds, there), second
+
+    def _usual(self, kinds: np.ndarray, size: int) -> np.ndarray:
+        return self._controller.usual[(kinds < KINDS.index("open")).astype(int)][:, :size]
+
+    def _recalibrated(self, conditional, kinds, there) -> np.ndarray:
+        offset = self._monitor.offset(kinds < KINDS.index("open"), conditional.shape[1])
+        if not offset.any():
+            return conditional
+        return np.where(there, shifted(conditional, offset), 0.0)
+
+    def _past(self, request: Request) -> tuple[tuple[float, ...], int]:
+        """A request's history features and bucket, worked out anew after each verification."""
+        rounds = len(request.accepted_history)
+        kept = request.memory.get(MEMORY)
+        if kept is None or kept[0] != rounds:
+            features = history(request.accepted_history)
+            kept = (rounds, features, self._bucket(features))
+            request.memory[MEMORY] = kept
+        return kept[1], kept[2]
+
+    def _bucket(self, features: tuple[float, ...]) -> int:
+        rounded = tuple(round(value, 1) for value in features)
+        if rounded not in self._buckets:
+            kind = np.array([CONTINUATION])
+            rows = block_features(self._controller.places, kind, np.array([rounded]))[0]
+            expected = np.cumprod(self._controller.utility(rows)).sum()
+            self._buckets[rounded] = int(np.digitize(expected, self._controller.edges))
+        return self._buckets[rounded]
+
+
+def shifted(probability: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """Probabilities whose log-odds are moved by ``offset``."""
+    factor = np.exp(offset)
+    return factor * probability / (1 - probability + factor * probability)

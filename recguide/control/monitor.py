@@ -1,0 +1,100 @@
+"""Watches predictions come true while the controller runs: recalibration, on-policy quality, and the drift alarm.
+
+All of it is censor-aware: only positions that the verifier reached are counted. The alarm compares acceptance with
+what was usual in training, not with the model's own forecast: a drafter whose adapter is off is unsure of itself, and
+a model that sees this stays calibrated while drafting has become useless (rule R8).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+KEPT = 4096  # reached positions that the quality figures are of
+WINDOW = 50  # verifications that the alarm looks back on
+LEAST = 24  # fewer verifications prove nothing
+ALARM, CLEAR = -5.0, -2.5  # standard deviations below the usual acceptance
+STEP, LEAST_STEP = 0.5, 0.01  # of the recalibration: STEP / observations, at least LEAST_STEP
+OFFSET_PLACES = 3  # later positions share an offset
+BINS = 10
+
+
+class Monitor:
+    """``usual`` [2, K]: acceptance in training of drafts behind open branches and behind known tokens, by position."""
+
+    def __init__(self, usual: np.ndarray):
+        self._usual = usual
+        self.offsets = np.zeros((2, OFFSET_PLACES))
+        self._seen = np.zeros((2, OFFSET_PLACES))
+        self._pairs: deque[tuple[float, bool]] = deque(maxlen=KEPT)
+        self._window: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        self.observed = 0
+        self.drift: str | None = None
+
+    def offset(self, known: np.ndarray, places: int) -> np.ndarray:
+        """Log-odds to add [drafts, places] for drafts behind known tokens (``known`` bool [drafts]) or open ones."""
+        column = np.minimum(np.arange(places), OFFSET_PLACES - 1)
+        return self.offsets[known.astype(int)][:, column]
+
+    def learn(self, known: bool, predicted: Sequence[float], accepted: int, given: int, *, adapt: bool = True) -> None:
+        """What came of a verification: ``predicted`` P(accepted | reached) of the ``given`` drafts, recalibrated.
+
+        Without ``adapt`` the offsets stay as they are.
+        """
+        group, reached = int(known), min(accepted + 1, given)
+        usual = self._usual[group]
+        expected = variance = 0.0
+        for j in range(min(reached, len(predicted))):
+            right = j < accepted
+            self._pairs.append((predicted[j], right))
+            place = min(j, OFFSET_PLACES - 1)
+            self._seen[group, place] += 1
+            step = max(STEP / (10 + self._seen[group, place]), LEAST_STEP)
+            self.offsets[group, place] += step * (right - predicted[j]) * adapt
+            share = min(max(usual[min(j, len(usual) - 1)], 0.02), 0.98)
+            expected += share
+            variance += share * (1 - share)
+            self.observed += 1
+        self._window.append((min(accepted, len(predicted)) - expected, variance))
+        self._judge()
+
+    def _judge(self) -> None:
+        if len(self._window) < LEAST:
+            return
+        surplus, variance = map(sum, zip(*self._window, strict=True))
+        deviations = surplus / variance**0.5 if variance else 0.0
+        if deviations < ALARM:
+            self.drift = (
+                f"drafts are accepted far less often than in training ({-surplus / len(self._window):.2f} fewer a "
+                "verification): is the draft adapter on? plain AR until they are again"
+            )
+        elif deviations > CLEAR:
+            self.drift = None
+
+    def quality(self) -> dict[str, Any]:
+        """On-policy figures of the latest reached positions: auc, brier, ece, reliability, positions."""
+        if not self._pairs:
+            return {"positions": 0}
+        predicted, right = (np.array(column, float) for column in zip(*self._pairs, strict=True))
+        parts = [p for p in np.array_split(np.argsort(predicted, kind="stable"), BINS) if len(p)]
+        curve = [(float(predicted[p].mean()), float(right[p].mean()), len(p)) for p in parts]
+        return {
+            "positions": len(right),
+            "auc": auc(predicted, right > 0),
+            "brier": float(((predicted - right) ** 2).mean()),
+            "ece": sum(abs(p - o) * n for p, o, n in curve) / len(right),
+            "reliability": curve,
+        }
+
+
+def auc(predicted: np.ndarray, right: np.ndarray) -> float | None:
+    """Area under the ROC curve by ranks, ties shared; None where only one outcome occurs."""
+    positive, negative = int(right.sum()), int((~right).sum())
+    if not positive or not negative:
+        return None
+    _, cell, count = np.unique(predicted, return_inverse=True, return_counts=True)
+    middle = np.cumsum(count) - (count - 1) / 2  # mean rank of equals, from 1
+    return float((middle[cell][right].sum() - positive * (positive + 1) / 2) / (positive * negative))

@@ -1,0 +1,14 @@
+"""Controllers that ship with the package."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from recguide.models.loader import Model
+
+
+def shipped_controller(model: Model) -> Path | None:
+    """The file of the controller for this model, if there is one by its name."""
+    path = Path(str(resources.files("recguide.data") / "controller" / f"{model.name}.safetensors"))
+    return path if path.exists() else None

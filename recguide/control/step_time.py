@@ -1,0 +1,77 @@
+"""The step time a policy plans with: the cost table measured here, or a plain line that says what it is."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Protocol
+
+from recguide.control.cost import CostTable, Identity, load_cost_table, stored_identity
+from recguide.control.profile import identity_of
+from recguide.errors import RecGuideError
+from recguide.models.cache_dir import cache_dir
+from recguide.models.loader import Model
+
+
+class StepTime(Protocol):
+    def predict(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
+        """Milliseconds of a step with so many rows in all, ``context`` cached tokens per request on average."""
+
+    def observe(self, measured_ms: float, requests: int, causal_rows: int, draft_rows: int, context: float) -> None:
+        """Take in what such a step took."""
+
+
+@dataclass(frozen=True)
+class RowCost:
+    """Where nothing was measured: a floor and so much a row, twice for rows that draft.
+
+    The default is the embedded model in bfloat16 on two cores, where some 30 rows double the time of one.
+    """
+
+    floor_ms: float = 20.0
+    row_ms: float = 0.65
+
+    def observe(self, measured_ms: float, requests: int, causal_rows: int, draft_rows: int, context: float) -> None:
+        """A line has nothing to refine."""
+
+    def predict(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
+        return self.floor_ms + self.row_ms * (causal_rows + 2 * draft_rows)
+
+
+def step_time_of(model: Model) -> tuple[StepTime, str | None]:
+    """The cached table of this model and device; else the shipped one of another device, or the plain line, and why in
+    words."""
+    identity = identity_of(model)
+    try:
+        return load_cost_table(identity.path, identity), None
+    except RecGuideError as fault:
+        why = str(fault).removeprefix(f"{identity.path}: ")
+    shipped = _shipped(model.name, identity)
+    if shipped is not None:
+        device = shipped.about["provenance"]["device"]
+        return shipped, f"step times are those of another device ({device}), corrected while running ({why})"
+    line = RowCost()
+    return line, f"steps are taken to cost {line.floor_ms:g} ms and {line.row_ms:g} ms a row ({why})"
+
+
+def _shipped(name: str, identity: Identity) -> CostTable | None:
+    """The table in ``data/`` for this model, whatever device it was measured on."""
+    path = Path(str(resources.files("recguide.data") / "profiles" / f"{name}.json"))
+    if not path.exists():
+        return None
+    found = stored_identity(path)
+    return load_cost_table(path, found) if replace(found, profile=identity.profile) == identity else None
+
+
+def table_of(model: str) -> CostTable | None:
+    """The newest table of the model with this fingerprint that was measured here, or the one that ships with it."""
+    here = sorted((cache_dir() / "profiles").glob(f"{model}-*.json"), key=lambda path: path.stat().st_mtime)
+    shipped = sorted(Path(str(resources.files("recguide.data") / "profiles")).glob("*.json"))
+    for path in (*reversed(here), *shipped):
+        with contextlib.suppress(RecGuideError):  # of an older schema, or damaged
+            found = stored_identity(path)
+            if found.model == model:
+                return load_cost_table(path, found)
+    return None

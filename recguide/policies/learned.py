@@ -1,0 +1,270 @@
+"""The learned controller as a policy (DESIGN section 7): every row of a step is bought at one price.
+
+Each step, the drafts at hand are scored, and the plans that are worth most at the operating point's prices are found
+twice: with new drafts riding along, and without. What the whole step would cost decides between the two.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recguide.control.controller import Controller, load_controller
+from recguide.control.forecast import Forecast, Forecaster
+from recguide.control.monitor import Monitor
+from recguide.control.operating import OperatingPoints
+from recguide.control.planner import Operating, Options, Plans
+from recguide.control.shipped import shipped_controller
+from recguide.control.step_time import step_time_of
+from recguide.engine.observe import Outcome
+from recguide.engine.plan import AR, Branch, Outlook, RequestPlan
+from recguide.engine.request import Request
+from recguide.engine.stats import StepRecord
+from recguide.errors import RecGuideError
+from recguide.models.loader import Model
+from recguide.policies.base import Knob, Policy, continuation, correction, opened
+from recguide.policies.knobs import FileKnob
+
+FILE = FileKnob(name="file", help="controller file (empty: the one shipped)")
+LATENCY = Knob(
+    name="latency_weight", default=0.0, low=0.0, high=4.0, unit="",
+    help="0: most tokens in all; above, tokens of slow requests count for more (1: proportionally fair)",
+)  # fmt: skip
+FLOOR = Knob(
+    name="floor",
+    default=0.0,
+    low=0.0,
+    high=1e6,
+    unit="tokens/s",
+    help="a request below this rate comes first (0: none)",
+)
+EXPLORE = Knob(
+    name="explore", default=0.0, low=0.0, high=0.5, unit="share", help="plans drawn at random, to learn from"
+)
+ONLINE = Knob(name="online", default=1, low=0, high=1, unit="", help="1: recalibrate and time steps while running")
+PRICE = Knob(
+    name="price",
+    default=1.0,
+    low=0.1,
+    high=10.0,
+    unit="times",
+    help="price of rows over the one found (1: as found)",
+)
+
+TIMED_EVERY = 8  # steps between looks at how long a step really took
+PROBE_EVERY = 32  # steps between drafts while drifted, to see whether drafting works again
+PROBE_DRAFTS, PROBE_KIND = 3, "probe"
+FLOOR_WEIGHT = 4.0  # what a token of a request below its floor counts at most
+
+
+class RecGuide(Policy):
+    name = "recguide"
+    summary = "the learned controller: one price for rows that verify, draft, correct and continue"
+    knobs = (FILE, LATENCY, FLOOR, EXPLORE, ONLINE, PRICE)
+    needs_signals = True
+    learns = True
+
+    def __init__(self, **values: Any):
+        super().__init__(**values)
+        self._attached = False
+
+    def attach(self, model: Model) -> None:
+        path = Path(self.file) if self.file else shipped_controller(model)
+        if path is None:
+            raise RecGuideError(
+                f"policy {self.name}: no controller ships for model {model.name!r}; train one with 'recguide train' "
+                f"and name it: {self.name}:FILE"
+            )
+        self.controller = load_controller(path)
+        _check_fits(self.controller, model, path)
+        self._time, missing = step_time_of(model)
+        self.fallbacks = (f"policy {self.name}: {missing}",) if missing else ()
+        self.monitor = Monitor(self.controller.usual)
+        self._forecast = Forecaster(self.controller, self.monitor)
+        self._points = OperatingPoints(self.controller, self._time, self.monitor)
+        self._steps, self._mix, self._branches = 0, Counter(), Counter()
+        self._last: _Step | None = None
+        self._attached = True
+
+    # -- planning ----------------------------------------------------------------------------------------------
+
+    def plan(self, requests: Sequence[Request]) -> list[RequestPlan]:
+        if not requests:
+            return []
+        self._steps += 1
+        context = sum(len(r.tokens) for r in requests) / len(requests)
+        point = _priced(self._points.at(len(requests), context), self.price)
+        holding = any(request.draft for request in requests)
+        if self.monitor.drift is not None:
+            plans = self._probing(requests)
+        elif not point.drafts and not holding:
+            plans = [AR] * len(requests)
+            self._last = _Step(point, context, self._points.milliseconds(len(requests), len(requests), 0, context))
+        else:
+            plans = self._priced(requests, point, context)
+        return [self._explored(r, p) for r, p in zip(requests, plans, strict=True)] if self.explore else plans
+
+    def _priced(self, requests: Sequence[Request], point: Operating, context: float) -> list[RequestPlan]:
+        seen = self._forecast(requests)
+        weight = self._weights(requests)
+        args = (seen.survival, seen.second, seen.bucket, point.prices, self._points.shape)
+        kinds = (True, False) if point.drafts else (False,)
+        options = [Options(*args, drafting=drafting, weight=weight) for drafting in kinds]
+        chosen = [each.best(seen.held) for each in options]
+        spent = [self._step_time(len(requests), plans, context) for plans in chosen]
+        worth = [plans.value.sum() - point.prices.rate * ms for plans, ms in zip(chosen, spent, strict=True)]
+        best = int(np.argmax(worth))
+        self._last = _Step(point, context, spent[best])
+        return self._as_plans(requests, seen, options[best], chosen[best], spent[best])
+
+    def _step_time(self, count: int, plans: Plans, context: float) -> float:
+        rows = int(plans.causal_rows.sum()), int(plans.draft_rows.sum())
+        return self._points.milliseconds(count, *rows, context)
+
+    def _as_plans(self, requests, seen: Forecast, options: Options, plans: Plans, spent: float) -> list[RequestPlan]:
+        made = []
+        for i, request in enumerate(requests):
+            verify = int(plans.verify[i])
+            branches = []
+            for p in np.flatnonzero(plans.open[i, : verify + 1]).tolist():
+                drafts = int(plans.open[i, p])
+                last = p == verify
+                branches.append(continuation(request, verify, drafts) if last else opened(request, p + 1, drafts))
+            for p in np.flatnonzero(plans.known[i, :verify]).tolist():
+                if len(request.draft.second) > p:
+                    branches.append(correction(request, request.draft, p + 1, int(plans.known[i, p])))
+            outlook = Outlook(float(plans.value[i]), spent, seen.conditional[i], options.values[i, : seen.held[i] + 1])
+            made.append(RequestPlan(verify, tuple(branches), outlook=outlook))
+            self._count(seen.held[i], verify, branches)
+        return made
+
+    def _weights(self, requests: Sequence[Request]) -> np.ndarray | None:
+        """What a token of each request counts: fairness of degree ``latency_weight`` and the floor; None: all alike."""
+        if not (self.latency_weight or self.floor):
+            return None
+        now = time.perf_counter()
+        rates = np.array([max(_rate(request, now), 1e-3) for request in requests])
+        weight = (np.exp(np.log(rates).mean()) / rates) ** self.latency_weight
+        if self.floor:
+            weight = weight * np.clip(self.floor / rates, 1.0, FLOOR_WEIGHT)
+        return weight / weight.mean()
+
+    def _probing(self, requests: Sequence[Request]) -> list[RequestPlan]:
+        """Plain AR, but for a draft now and then: acceptance is watched until drafting works again."""
+        plans = [RequestPlan(len(r.draft.tokens)) if r.draft else AR for r in requests]
+        if self._steps % PROBE_EVERY == 0:
+            chosen = next((i for i, r in enumerate(requests) if not r.draft), None)
+            if chosen is not None:
+                plans[chosen] = RequestPlan(0, (continuation(requests[chosen], 0, PROBE_DRAFTS),))
+        self._last = None
+        return plans
+
+    def _explored(self, request: Request, plan: RequestPlan) -> RequestPlan:
+        """With probability ``explore`` another plan, all alike; either with the probability it was made with."""
+        held = len(request.draft.tokens) if request.draft else 0
+        others = [RequestPlan(v) for v in {0, held // 2, held}]
+        others += [RequestPlan(held, (continuation(request, held, drafts),)) for drafts in (1, 3, 7)]
+        draw = random.Random(f"{request.params.seed}/{len(request.tokens)}/{self._steps}")
+        chosen = draw.choice(others) if draw.random() < self.explore else plan
+        chance = self.explore * sum(_same(chosen, other) for other in others) / len(others)
+        chance += (1 - self.explore) * _same(chosen, plan)
+        return RequestPlan(chosen.verify, chosen.branches, chance, chosen.outlook)
+
+    # -- learning ----------------------------------------------------------------------------------------------
+
+    def learn(self, step: StepRecord, outcomes: Sequence[Outcome]) -> None:
+        """What came of a step: forecasts are recalibrated, and now and then the cost table is refined."""
+        if not self._attached:
+            return
+        for outcome in outcomes:
+            self._learn_outcome(outcome)
+        if self.online and self._last and not step.prefill_rows and step.index % TIMED_EVERY == 0:
+            causal = step.rows - step.draft_rows
+            self._time.observe(step.seconds * 1e3, step.requests, causal, step.draft_rows, self._last.context)
+
+    def _learn_outcome(self, outcome: Outcome) -> None:
+        for number in range(len(outcome.plan.branches)):
+            self._branches["drafted"] += 1
+            self._branches["used"] += number == outcome.reused
+        given = outcome.plan.verify or 0
+        if not given or outcome.held is None:
+            return
+        outlook = outcome.plan.outlook
+        known = outcome.held.kind in ("draft", "correction")
+        predicted = outlook.conditional[:given].tolist() if outlook is not None else []
+        usual = self.controller.usual[int(known)].tolist()
+        self.monitor.learn(known, predicted or usual[:given], len(outcome.emitted) - 1, given, adapt=bool(self.online))
+
+    def _count(self, held: int, verify: int, branches: Sequence[Branch]) -> None:
+        self._mix[f"verify {verify}"] += 1
+        for branch in branches:
+            self._mix[f"draft {branch.drafts}"] += 1
+
+    # -- for people --------------------------------------------------------------------------------------------
+
+    @property
+    def drift(self) -> str | None:
+        """Why the controller has fallen back to plain AR, in words; None while it has not."""
+        return self.monitor.drift if self._attached else None
+
+    def status(self) -> dict[str, Any]:
+        """The state in numbers: price, predicted_ms, block_mix, branch_hits, drift, and on-policy auc, brier, ece."""
+        if not self._attached:
+            return {}
+        last = self._last
+        hits = self._branches["used"] / self._branches["drafted"] if self._branches["drafted"] else None
+        return {
+            "price": last.point.prices.rate if last else None,
+            "predicted_ms": last.milliseconds if last else None,
+            "block_mix": dict(self._mix),
+            "branch_hits": hits,
+            "drift": self.drift,
+            **self.monitor.quality(),
+        }
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What the last step was planned at."""
+
+    point: Operating
+    context: float
+    milliseconds: float
+
+
+def _priced(point: Operating, times: float) -> Operating:
+    """The point with its prices overridden by a person."""
+    if times == 1:
+        return point
+    found = point.prices
+    names = ("rate", "causal", "draft", "causal_alone")
+    return replace(point, prices=replace(found, **{name: times * getattr(found, name) for name in names}))
+
+
+def _check_fits(controller: Controller, model: Model, path: Path) -> None:
+    if controller.model != model.fingerprint:
+        raise RecGuideError(
+            f"{path}: controller of model {controller.model}, this model is {model.fingerprint}; "
+            "train one on this model's logs"
+        )
+    if controller.draft_shift != model.draft_shift:
+        raise RecGuideError(
+            f"{path}: controller of a drafter with draft_shift {controller.draft_shift}, this one's is "
+            f"{model.draft_shift}; train one on logs of this drafter"
+        )
+
+
+def _rate(request: Request, now: float) -> float:
+    """Tokens a second since the first one."""
+    return request.generated / max(now - (request.first_token_at or now), 1e-3)
+
+
+def _same(a: RequestPlan, b: RequestPlan) -> bool:
+    return a.verify == b.verify and a.branches == b.branches

@@ -1,0 +1,153 @@
+"""The planner: its choice is brute force's, its fixed point beats every fixed plan, and prices move plans the right
+way."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recguide.control.planner import Operating, Options, Prices, Shape, solve
+from tests.controllers import samples
+
+shares = st.floats(0, 1)
+prices_ = st.floats(0.001, 0.6)
+
+
+def prices(causal, draft, ready, known, alone=0.05):
+    return Prices(0.1, causal, draft, alone, np.array([[0.0, *np.cumsum(ready)]]), np.array([[0.0, *np.cumsum(known)]]))
+
+
+def brute_force(conditional, held, second, p, shape, weight):
+    """Every v, and for every outcome every branch or none."""
+    survival = np.cumprod(conditional)
+    best = -np.inf
+    sizes = range(p.ready.shape[1])
+    for v in range(held + 1):
+        reach = [1.0, *survival[:v]]
+        ends = [reach[i] - reach[i + 1] for i in range(v)] + [reach[v]]
+        total = weight * sum(reach) - p.causal * (v + 1)
+        for place, chance in enumerate(ends):
+            choices = [0.0]
+            for m in sizes[1:]:
+                cost = p.draft * (m + shape.extra)
+                choices.append(weight * chance * shape.open_chance * p.ready[0, m] - cost)
+                if place < v:
+                    choices.append(weight * chance * second[place] * p.ready_known[0, m] - cost)
+            total += max(choices)
+        best = max(best, total)
+    return best
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(shares, min_size=3, max_size=3), st.integers(0, 3), st.lists(shares, min_size=3, max_size=3), prices_,
+    prices_, st.lists(shares, min_size=3, max_size=3), st.lists(shares, min_size=3, max_size=3),
+    st.sampled_from([Shape(), Shape(1, 0.7)]), st.floats(0.3, 3),
+)  # fmt: skip
+def test_the_choice_is_brute_forces(conditional, held, second, causal, draft, ready, known, shape, weight):
+    p = prices(causal, draft, ready, known)
+    survival = np.cumprod(conditional)
+    survival[held:] = 0
+    options = Options(survival[None], np.array([second]), np.zeros(1, int), p, shape, weight=np.array([weight]))
+    plans = options.best(np.array([held]))
+    expected = brute_force(np.array(conditional), held, second, p, shape, weight)
+    assert plans.net[0] == pytest.approx(expected, abs=1e-9)
+    # and the plan it names is worth what it says
+    v = int(plans.verify[0])
+    assert v <= held and plans.causal_rows[0] == v + 1
+    reach = [1.0, *survival[:v]]
+    ends = [reach[i] - reach[i + 1] for i in range(v)] + [reach[v]]
+    value = weight * sum(reach)
+    rows = 0
+    for place, m in enumerate(plans.open[0]):
+        value += weight * ends[place] * shape.open_chance * p.ready[0, m] if m else 0
+        rows += m + shape.extra if m else 0
+    for place, m in enumerate(plans.known[0]):
+        value += weight * ends[place] * second[place] * p.ready_known[0, m] if m else 0
+        rows += m + shape.extra if m else 0
+    assert plans.draft_rows[0] == rows and plans.value[0] == pytest.approx(value)
+
+
+@given(st.lists(shares, min_size=6, max_size=6), st.lists(prices_, min_size=2, max_size=5))
+def test_a_higher_price_verifies_a_prefix(conditional, costs):
+    survival = np.cumprod(conditional)[None]
+    sizes = []
+    for cost in sorted(costs):
+        p = prices(cost, 1.0, [0.5], [0.5], alone=cost)
+        options = Options(survival, np.zeros((1, 6)), np.zeros(1, int), p, Shape(), drafting=False)
+        sizes.append(int(options.best(np.array([6])).verify[0]))
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_many_requests_are_planned_as_each_alone():
+    some = samples(3, 20)
+    p = prices(0.05, 0.06, [0.4, 0.3, 0.2], [0.8, 0.3, 0.2])
+    second, held = np.full(some.open.shape, 0.4), np.arange(20) % 9
+    together = Options(some.open, second, np.zeros(20, int), p, Shape()).best(held)
+    for i in range(20):
+        one = slice(i, i + 1)
+        alone = Options(some.open[one], second[one], np.zeros(1, int), p, Shape()).best(held[one])
+        for name in ("verify", "open", "known", "value", "draft_rows"):
+            assert np.allclose(getattr(together, name)[i], getattr(alone, name)[0]), name
+
+
+def device(requests, floor=13.0, row=0.35, dear=0.62, knee=16, draft=0.15, launch=2.5):
+    """A step on a device: a floor, rows that get dearer at ``knee``, and drafts that pay for themselves and a
+    launch."""
+
+    def time(causal, drafts):
+        rows = requests * (causal + drafts)
+        spent = floor + row * min(rows, knee) + dear * max(rows - knee, 0)
+        return (spent + (launch + draft * requests * drafts) * (drafts > 0)) / requests
+
+    return time
+
+
+def rate_of(time, some, verify, branch):
+    """Tokens a ms of a fixed plan: verify so many, an open branch of ``branch`` after every outcome (0: the last only,
+    of ``verify``, as in ar-row)."""
+    reach = np.concatenate((np.ones((len(some.open), 1)), some.open), 1)[:, : verify + 1].sum(1).mean()
+    if branch:
+        return reach / time(verify + 1, (verify + 1) * branch)
+    return (1 + reach) / (time(1, verify) + time(verify + 1, 0))
+
+
+@pytest.mark.parametrize("requests", [1, 2, 4, 8, 16, 32])
+def test_the_operating_point_is_no_worse_than_any_fixed_plan(requests):
+    some, time = samples(1, 128), device(requests)
+    point = solve(time, some, Shape())
+    fixed = [1 / time(1, 0)]
+    fixed += [rate_of(time, some, v, b) for v, b in itertools.product(range(1, 8), (0,))]
+    fixed += [rate_of(time, some, v, v) for v in range(1, 5)]
+    assert point.prices.rate >= 0.995 * max(fixed)
+
+
+def test_load_takes_drafts_away():
+    points = [solve(device(n), samples(1, 128), Shape()) for n in (1, 2, 4, 8, 16, 32)]
+    drafted = [point.draft_rows for point in points]
+    assert drafted[0] > 1 and drafted[-1] == 0 and not points[-1].drafts
+    assert drafted == sorted(drafted, reverse=True)
+
+
+def test_free_rows_are_all_taken_and_dear_ones_never():
+    some = samples(2, 64)
+    free = solve(lambda causal, drafts: 10.0 + 1e-6 * (causal + drafts), some, Shape())
+    assert free.causal_rows > 5 and free.draft_rows > 15
+    dear = solve(lambda causal, drafts: 10.0 * (causal + drafts), some, Shape())
+    assert isinstance(dear, Operating) and not dear.drafts and dear.tokens == 1.0
+
+
+def test_a_margin_keeps_to_plain_decoding():
+    some, time = samples(1, 128), device(1)
+    gain = solve(time, some, Shape()).prices.rate * time(1, 0)
+    assert gain > 1.02
+    assert solve(time, some, Shape(), margin=gain - 1 - 0.01).drafts
+    assert not solve(time, some, Shape(), margin=gain - 1 + 0.01).drafts
+
+
+def test_a_draft_ready_is_worth_more_the_longer_it_is():
+    point = solve(device(1), samples(1, 128), Shape())
+    for worth in (point.prices.ready, point.prices.ready_known):
+        assert (worth[:, 0] == 0).all() and (np.diff(worth, axis=1) >= -1e-9).all()
