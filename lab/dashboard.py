@@ -7,6 +7,7 @@ second, less when the browser paints slowly, and not at all while the page is hi
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import queue
 import time
 from collections.abc import Sequence
@@ -73,12 +74,12 @@ class Dashboard:
 
     # -- the owner ---------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
+    def run(self, context: contextvars.Context | None = None) -> None:
         """Start the owner task on the running loop; does nothing when it runs."""
         if self._task is None or self._task.done():
             loop = asyncio.get_running_loop()
             self.figure.adopt(loop)
-            self._task = loop.create_task(self._own())  # kept: a task that nobody holds may vanish
+            self._task = loop.create_task(self._own(), context=context)  # kept: a task that nobody holds may vanish
 
     def close(self) -> None:
         """Stop drawing; what is on the page stays as it is."""

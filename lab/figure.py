@@ -69,12 +69,12 @@ def build() -> LiveFigure:
         ],
         subplot_titles=TITLES,
         vertical_spacing=0.13,
-        horizontal_spacing=0.115,
+        horizontal_spacing=0.135,
     )
     for trace, row, column, second in _traces():
         grid.add_trace(trace, row, column, secondary_y=second)
     _axes(grid)
-    grid.update_annotations(font_size=14)
+    grid.update_annotations(font_size=13, yshift=5)
     grid.update_layout(
         height=HEIGHT,
         autosize=True,
@@ -155,11 +155,11 @@ def _axes(grid: go.Figure) -> None:
         grid.update_xaxes(title_text=title, title_standoff=4, range=limits, row=place[0], col=place[1])
     for place, title, second in (
         ((1, 1), "all, tokens/s", False),
-        ((1, 1), "each, tokens/s", True),
+        ((1, 1), "each", True),
         ((1, 4), "all, tokens/s", None),
         ((2, 1), "rows", None),
         ((2, 4), "ms", False),
-        ((2, 4), "tokens per ms", True),
+        ((2, 4), "per ms", True),
         ((3, 1), "came true", None),
         ((3, 3), "%", None),
         ((3, 5), "%", None),

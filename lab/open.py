@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from recguide.lab.context import outside_any_request
 from recguide.lab.dashboard import Dashboard
 from recguide.lab.session import LabSession, open_session
 from recguide.lab.settings import LabSettings
@@ -63,8 +64,9 @@ def open_lab(
     if fault is not None:
         session.fault(fault)
     session.start()
-    dashboard = Dashboard(session, state.pins)
-    dashboard.run()
+    context = outside_any_request()
+    dashboard = context.run(Dashboard, session, state.pins)
+    dashboard.run(context)
     _open = Lab(session, dashboard)
     return _open
 

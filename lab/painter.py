@@ -84,7 +84,7 @@ class Painter:
         places = np.searchsorted(series.AGO, [c.at - now for c in shown]).clip(0, series.POINTS - 1)
         heights = np.nan_to_num(aggregate[places])
         rows = [(c.at - now, float(y), 7, c.text) for c, y in zip(shown, heights, strict=True)]
-        labels = [text if text.startswith("policy") else "" for *_, text in rows]  # the others tell when hovered
+        labels = [short(text) if text.startswith("policy") else "" for *_, text in rows]  # others tell when hovered
         return _marks(rows) | {"text": np.array(labels, object)}
 
     def _extend_trail(self, aggregate: float, each: float) -> None:
@@ -96,7 +96,7 @@ class Painter:
         self._trail_at = now
         names = session.watcher.policies
         number = int(session.watcher.steps.last(1)["policy"][0])
-        self._trail.append((each, aggregate, number, f"{names[number]}, C={session.settings.concurrency}"))
+        self._trail.append((each, aggregate, number, f"{short(names[number])}, C={session.settings.concurrency}"))
 
     def _newest(self) -> dict[str, Any]:
         """The last point of each policy and concurrency on the trail."""
@@ -110,6 +110,11 @@ class Painter:
         else:
             mean, share, count = series.reliability(list(self._session.watcher.predictions))
         return _marks([(x, y, 0, f"{int(n)} drafts") for x, y, n in zip(mean, share, count, strict=True) if n])
+
+
+def short(spec: str) -> str:
+    """A policy's spec without the folders of its file."""
+    return ":".join(part.rsplit("/", 1)[-1] for part in spec.split(":"))
 
 
 def _steps(values: np.ndarray) -> dict[str, np.ndarray]:

@@ -187,10 +187,29 @@ class Dashboard:
 class Notebook:
     """A notebook open in JupyterLab."""
 
-    def __init__(self, page: Page, url: str, token: str, name: str):
-        self.page = page
-        page.goto(f"{url}lab/tree/{name}?reset&token={token}")
+    def __init__(self, page: Page, server: Server, name: str):
+        self.page, self.folder = page, server.folder
+        self._address = f"{server.url}lab/tree/{name}"
+        page.goto(f"{self._address}?reset&token={server.token}")
         self.wait_idle()
+
+    def reopen(self) -> None:
+        """Save, close the page, and open it again."""
+        self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+        self.page.goto("about:blank")
+        self.page.goto(self._address)
+        self.wait_idle()
+
+    def interrupt(self) -> None:
+        self._kernel("interrupt()")
+
+    def restart(self) -> None:
+        self._kernel("restart()")
+        self.wait_idle()
+
+    def _kernel(self, call: str) -> None:
+        session = "window.jupyterapp.shell.currentWidget.context.sessionContext.session"
+        self.page.evaluate(f"() => {session}.kernel.{call}")
 
     def wait_idle(self) -> None:
         kernel = "window.jupyterapp?.shell?.currentWidget?.context?.sessionContext?.session?.kernel"

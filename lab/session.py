@@ -275,7 +275,8 @@ class LabSession:
 
     def _note(self, changed: dict[str, Any]) -> None:
         step = self.engine.stats.steps
-        text = ", ".join(f"{name} {value}" for name, value in changed.items())
+        first = [name for name in ("policy",) if name in changed]
+        text = ", ".join(f"{name} {changed[name]}" for name in [*first, *(n for n in changed if n not in first)])
         self.changes.append(Change(time.perf_counter(), step, text))
         self.recording.event("knobs", step=step, **changed)
 

@@ -53,7 +53,7 @@ def main(
         browser = play.chromium.launch(executable_path=chromium(), args=list(FLAGS))
         page = browser.new_page(viewport={"width": 1280, "height": 1000})
         frames = _count_messages(page)
-        notebook = Notebook(page, server.url, server.token, "4_live_lab.ipynb")
+        notebook = Notebook(page, server, "4_live_lab.ipynb")
         lab = Dashboard(page)
         notebook.run_all()
         lab.wait()

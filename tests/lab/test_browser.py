@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
+import re
 
 import pytest
 
 pytest.importorskip("playwright", reason="pytest-playwright is not installed; pip install -e '.[dev]'")
 
+from playwright.sync_api import expect
 from recguide.lab.robot import Dashboard, Notebook
 
-CAN_TRAIN = importlib.util.find_spec("recguide.predictors.fit") is not None
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -45,25 +45,34 @@ def drive(lab: Dashboard, *, start: int) -> None:
     stepped = lab.tokens()
     lab.page.wait_for_timeout(500)
     assert lab.tokens() == stepped
-    lab.press("Pause")
+    look_closer(lab)
+    lab.button("Pause").focus()
+    lab.page.keyboard.press("Space")
     lab.wait_state("running")
     lab.until(lambda: lab.tokens() > stepped)
     controller(lab)
 
 
+def look_closer(lab: Dashboard) -> None:
+    """Hovering a token, or moving to it by keyboard, tells what it is."""
+    token = lab.page.locator(".recguide-lab .rg-tokens .rg-token").last
+    tip = token.locator(".rg-tip")
+    token.hover()
+    expect(tip).to_be_visible()
+    assert re.search(r"\(id \d+\): (plain|accepted|bonus|correction|rejected|draft)", tip.inner_text())
+    lab.page.mouse.move(0, 0)
+    expect(tip).not_to_be_visible()
+    token.focus()
+    expect(tip).to_be_visible()
+
+
 def controller(lab: Dashboard) -> None:
-    """Train, export, load; where the trainer is not installed, each says so in words."""
+    """Train, export, load; and first what is said when there is nothing to export."""
     lab.tab("Controller")
     lab.press("Export controller")
     lab.result("export: failed")
     assert "press 'Train on this session' first" in lab.alert.inner_text()
     lab.press("Dismiss")
-    if not CAN_TRAIN:
-        lab.press("Train on this session")
-        lab.result("train: failed")
-        assert "training is not possible here" in lab.alert.inner_text()
-        lab.press("Dismiss")
-        return
     lab.choose("preset", "changing load")
     explore = lab.slider("explore")
     explore.focus()
@@ -86,7 +95,7 @@ def end(lab: Dashboard) -> None:
 
 
 def test_the_lab_in_jupyterlab(page, lab_server, shots):
-    notebook = Notebook(page, lab_server.url, lab_server.token, "4_live_lab.ipynb")
+    notebook = Notebook(page, lab_server, "4_live_lab.ipynb")
     lab = Dashboard(page)
     notebook.run_all()
     lab.wait()
@@ -99,6 +108,9 @@ def test_the_lab_in_jupyterlab(page, lab_server, shots):
     dark(notebook)
     lab.until(lambda: lab.ink() == "#e8e8e8")
     photograph(lab, shots, "dark")
+    while_a_cell_runs(lab, notebook)
+    after_a_reload(lab, notebook)
+    after_a_restart(lab, notebook)
     end(lab)
     threads = notebook.value("[t.name for t in __import__('threading').enumerate() if t.name.startswith('recguide')]")
     assert threads == "[]"
@@ -110,11 +122,52 @@ def dark(notebook: Notebook) -> None:
     )
 
 
+def while_a_cell_runs(lab: Dashboard, notebook: Notebook) -> None:
+    """A knob reaches the engine while the main thread is blocked; an interrupt ends the cell and nothing else."""
+    notebook.start("import time; began = time.perf_counter(); time.sleep(60)")
+    lab.page.wait_for_timeout(300)
+    lab.choose("policy", "window")
+    drag_concurrency(lab, 1)
+    lab.press("Stop")
+    lab.page.wait_for_timeout(2500)
+    notebook.interrupt()
+    assert notebook.value("[c.at - began < 2.5 for c in list(lab.session.changes)[-2:]]") == "[True, True]"
+    lab.wait_state("stopped")
+    lab.press("Start")
+    lab.wait_state("running")
+    assert float(notebook.value("time.perf_counter() - began")) < 30
+    before = lab.tokens()
+    lab.until(lambda: lab.tokens() > before)
+
+
+def after_a_reload(lab: Dashboard, notebook: Notebook) -> None:
+    """The tab is closed and opened again in mid-run: the session went on, and the page comes back."""
+    before = lab.tokens()
+    notebook.reopen()
+    lab.wait()
+    assert lab.tokens() > before
+    drag_concurrency(lab, 1)
+    lab.until(lambda: lab.running()[1] == int(notebook.value("lab.session.settings.concurrency")) > 1)
+
+
+def after_a_restart(lab: Dashboard, notebook: Notebook) -> None:
+    """A new kernel takes up the state of the old one."""
+    seed = int(notebook.value("lab.session.settings.seed"))
+    notebook.value(f"lab.session.change(seed={seed + 5}, category='math')")
+    lab.until(lambda: notebook.value("lab.session.settings.seed") == str(seed + 5))
+    lab.until(lambda: f'"seed": {seed + 5}' in (notebook.folder / "lab-session" / "lab-state.json").read_text())
+    notebook.restart()
+    notebook.run_all()
+    lab.until(lambda: notebook.value("lab.session.settings.seed") == str(seed + 5))
+    lab.wait()
+    assert notebook.value("lab.session.settings.category") == "'math'"
+
+
 def settle(lab: Dashboard) -> None:
     """Something of everything in the panels."""
     lab.choose("policy", "overlap")
     lab.wait_state("policy overlap")
-    lab.page.wait_for_timeout(6000)
+    lab.page.wait_for_timeout(4000)
 
 
 def photograph(lab: Dashboard, folder, theme: str) -> None:
@@ -130,4 +183,7 @@ def test_the_dashboard_as_a_page(page, app_server, shots):
     lab.wait()
     drive(lab, start=lab.running()[1])
     photograph(lab, shots, "app")
+    lab.page.reload(timeout=120_000)  # another kernel: Voila ends the one of a page that is gone
+    lab.wait()
+    assert lab.running()[1] >= 8
     end(lab)
