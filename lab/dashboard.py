@@ -35,10 +35,13 @@ ROUNDS = 12
 
 
 class Dashboard:
-    """``widget`` is what to display; ``run`` draws until ``close``. ``draw`` may be called by hand in a test."""
+    """``widget`` is what to display; ``run`` draws until ``close``. ``draw`` may be called by hand in a test.
 
-    def __init__(self, session: LabSession, pins: Sequence[Measurement] = ()):
-        self.session = session
+    With ``leave_after`` the session ends when no page has answered for so many seconds: it is the page's own.
+    """
+
+    def __init__(self, session: LabSession, pins: Sequence[Measurement] = (), *, leave_after: float | None = None):
+        self.session, self._leave_after = session, leave_after
         self.pulse = Pulse()
         self.figure = figure.build()
         self.painter = Painter(session, self.figure)
@@ -83,21 +86,33 @@ class Dashboard:
 
     def close(self) -> None:
         """Stop drawing; what is on the page stays as it is."""
-        if self._task is not None:
+        if self._task is not None and not self._task.done():
             self._task.get_loop().call_soon_threadsafe(self._task.cancel)
-            self._task = None
+        self._task = None
         self.figure.adopt(None)
 
     async def _own(self) -> None:
         while True:
             await asyncio.sleep(LOOK)
             try:
+                if self._deserted():
+                    self.session.stop()
+                    return
                 self._obey()
                 self._draw_answers()
                 if self._due():
                     self.draw()
+                    self._ask()
             except Exception as error:  # the owner must go on, and a person must see it
                 report(self.session, error)
+
+    def _deserted(self) -> bool:
+        return self._leave_after is not None and self.pulse.silent_for > self._leave_after
+
+    def _ask(self) -> None:
+        """A page that is only left when it is silent is asked also while there is nothing to draw."""
+        if self._leave_after is not None and self.pulse.waited > SILENT:
+            self.pulse.beat()
 
     def _due(self) -> bool:
         since = time.perf_counter() - self._drawn_at

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from recguide.lab.arrivals import SPARE, Pattern, Steps, pattern_of
+from recguide.lab.arrivals import Pattern, Steps, pattern_of
 from recguide.lab.settings import LabSettings
 from recguide.lab.supply import Supply
 
@@ -96,5 +96,5 @@ class Load:
     def _shed(self, level: int) -> None:
         """End the newest requests beyond a smaller load: a person who lowers it wants to see that now."""
         alive = [r for r in list(self._under_way.values()) if not r.finished]
-        for request in alive[level + SPARE :]:
+        for request in alive[level:]:
             self._runner.abort(request)

@@ -46,10 +46,12 @@ def open_lab(
     folder: Path | str = FOLDER,
     prompts: Sequence[Prompt] | None = None,
     record: bool = True,
+    leave_after: float | None = None,
 ) -> Lab:
     """Start a session and its dashboard. Running the cell again takes over: the session before is stopped.
 
-    Without ``settings`` the state saved in ``folder`` is taken up, after a kernel restart too.
+    Without ``settings`` the state saved in ``folder`` is taken up, after a kernel restart too. With ``leave_after``
+    the session ends when no page has answered for so many seconds.
     """
     global _open
     folder = Path(folder)
@@ -65,7 +67,7 @@ def open_lab(
         session.fault(fault)
     session.start()
     context = outside_any_request()
-    dashboard = context.run(Dashboard, session, state.pins)
+    dashboard = context.run(Dashboard, session, state.pins, leave_after=leave_after)
     dashboard.run(context)
     _open = Lab(session, dashboard)
     return _open

@@ -108,9 +108,8 @@ class Pulse(anywidget.AnyWidget):
         self.theme = "light"
         self.seen = True
         self.answered = 0
-        self.answered_at: float | None = None
         self.painted_in = 0.1  # seconds of the browser's work for a drawing, smoothed; of waiting where it cannot tell
-        self._sent_at = time.perf_counter()
+        self._sent_at = self._heard_at = time.perf_counter()
         self.on_msg(self._hear)
 
     def beat(self) -> None:
@@ -128,10 +127,15 @@ class Pulse(anywidget.AnyWidget):
         """Seconds since the last tick."""
         return time.perf_counter() - self._sent_at
 
+    @property
+    def silent_for(self) -> float:
+        """Seconds since the browser was last heard of, or since there was something to answer."""
+        return time.perf_counter() - self._heard_at
+
     def _hear(self, _widget: Any, content: Any, _buffers: Any) -> None:
         """On whichever thread messages arrive: keeps values, draws nothing."""
         self.theme, self.seen = content["theme"], content["seen"]
-        self.answered_at = time.perf_counter()
+        self._heard_at = time.perf_counter()
         if content["tick"] == self.tick and self.waiting:
             took = self.waited if content["busy"] is None else content["busy"]
             self.painted_in += 0.3 * (took - self.painted_in)

@@ -51,7 +51,7 @@ def serve(folder: Path, *, app: bool, port: int, browser: bool, say: Callable[[s
     where = f"http://127.0.0.1:{port}/" + ("" if app else f"lab?token={token}")
     say("folder", str(folder))
     say("dashboard" if app else "lab", where)
-    child = subprocess.Popen(command, cwd=folder, env={**os.environ, TOKEN: token})
+    child = subprocess.Popen(command, cwd=folder, env=os.environ if app else {**os.environ, TOKEN: token})
     try:
         return child.wait()
     except KeyboardInterrupt:

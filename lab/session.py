@@ -34,7 +34,7 @@ from recguide.errors import RecGuideError
 from recguide.models.loader import Model
 from recguide.policies import parse_policy
 
-CONTEXT = 640  # tokens of prompt and answer: what 32 places of the embedded model may take of a laptop's memory
+CONTEXT, CHUNK = 512, 128  # tokens of a request, prompt rows of a step: 32 places are to fit into a laptop's memory
 LOOK = 0.5  # seconds at most between two looks at the engine, which may have failed
 KEPT = 100
 
@@ -124,6 +124,7 @@ class LabSession:
                 max_concurrency=int(KNOBS["concurrency"].high),
                 concurrency=self.settings.concurrency,
                 max_context=self.context,
+                prefill_chunk=CHUNK,
             )
             self._fanout.add(self.watcher)
             engine.observer = self._fanout

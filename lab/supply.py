@@ -13,6 +13,8 @@ from recguide.engine.sampling import SamplingParams
 from recguide.errors import RecGuideError
 from recguide.models.loader import Model
 
+ANSWER = 128  # tokens of the context that a prompt must leave
+
 
 class Supply:
     """An endless stream of requests. The same seed gives the same prompts with the same sampling seeds."""
@@ -24,9 +26,10 @@ class Supply:
 
     def use(self, prompts: Sequence[Prompt]) -> None:
         """Serve another set from now on; RecGuideError, and the old set stays, when none of it fits the context."""
-        fitting = [p for p in prompts if len(encode(self._model, p)) < self._room // 2]
+        longest = self._room - ANSWER
+        fitting = [p for p in prompts if len(encode(self._model, p)) <= longest]
         if not fitting:
-            raise RecGuideError(f"no prompt is shorter than {self._room // 2} tokens, half of the lab's context")
+            raise RecGuideError(f"no prompt is shorter than {longest} tokens, which leaves {ANSWER} for an answer")
         self.prompts, self.left_out = fitting, len(prompts) - len(fitting)
         self._encoded.clear()
         self.restart(0, ALL)

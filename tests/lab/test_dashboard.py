@@ -400,6 +400,27 @@ def test_zooms_of_the_browser_are_handled_on_the_owners_loop(tmp_path):
     asyncio.run(person())
 
 
+def test_a_page_that_is_gone_takes_its_session_with_it(tmp_path, monkeypatch):
+    """A page of its own (Voila) has a kernel of its own, which nobody else would stop."""
+    monkeypatch.setattr(dashboard_module, "SILENT", 0.1)
+
+    async def person():
+        lab = open_lab(LabSettings(concurrency=1), model=MODEL, folder=tmp_path, leave_after=1.0)
+        for _ in range(20):
+            answer(lab.dashboard)
+            await asyncio.sleep(0.1)
+        assert lab.session.state == "running"
+        lab.session.pause()  # nothing is drawn; the page still answers
+        for _ in range(15):
+            answer(lab.dashboard)
+            await asyncio.sleep(0.1)
+        assert lab.session.state == "paused"
+        await eventually(lambda: lab.session.state == "stopped")
+
+    asyncio.run(person())
+    assert own_threads() == []
+
+
 def test_opening_with_wrong_settings_is_refused():
     with pytest.raises(RecGuideError, match="concurrency is 99"):
         LabSettings(concurrency=99)

@@ -49,7 +49,7 @@ def test_the_server_is_started_as_told_and_its_status_passed_on(tmp_path, monkey
 
     class Child:
         def __init__(self, command, cwd, env):
-            started.update(command=command, cwd=cwd, token=env["JUPYTER_TOKEN"])
+            started.update(command=command, cwd=cwd, token=env.get("JUPYTER_TOKEN"))
 
         def wait(self):
             return 3
