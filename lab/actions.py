@@ -1,4 +1,4 @@
-"""The dashboard's buttons: transport above, and tabs of what takes time, with its progress and result.
+"""The dashboard's tabs: buttons for what takes time, with its progress and result.
 
 Every press starts a job or queues an order; the owner draws what comes of it.
 """
@@ -6,7 +6,6 @@ Every press starts a job or queues an order; the owner draws what comes of it.
 from __future__ import annotations
 
 import html
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +15,10 @@ from recguide.lab.controls import button
 from recguide.lab.export import export_csv
 from recguide.lab.guard import guarded, report
 from recguide.lab.measure import Measurement, measure
+from recguide.lab.pins import pins_table
 from recguide.lab.session import LabSession
 from recguide.lab.state import NAME, load_state, save_state
+from recguide.lab.transport import Transport
 
 from recguide.bench.prompts import load_prompts
 
@@ -34,37 +35,11 @@ class Actions:
         self.pins: list[Measurement] = []
         self.last: Measurement | None = None
         self._reported: object = None
-        self.transport = self._transport()
+        self.transport = Transport(session, self._measure)
         self.bar = widgets.FloatProgress(min=0, max=1, layout=widgets.Layout(width="200px"))
         self.message = widgets.HTML()
         self.table = widgets.HTML()
         self.widget = self._tabs()
-
-    # -- transport ---------------------------------------------------------------------------------------------
-
-    def _transport(self) -> widgets.HBox:
-        s = self.session
-        self.pause = widgets.ToggleButton(
-            value=s.state == "paused",
-            description="Pause",
-            icon="pause",
-            tooltip="Make no further step; press again to go on",
-            layout=widgets.Layout(width="auto"),
-        )
-        self._syncing: int | None = None
-        set_pause = guarded(s, lambda on: (s.pause if on else s.resume)())
-
-        def toggled(change: dict) -> None:
-            if self._syncing != threading.get_ident():
-                set_pause(change["new"])
-
-        self.pause.observe(toggled, "value")
-        self.start = button(s, "Start", "Begin, or begin anew after Stop or a failure", s.start, "play")
-        self.step = button(s, "Step once", "Pause and make one step: walk a round below", s.step_once, "step-forward")
-        self.stop = button(s, "Stop", "End all requests and threads; what was recorded is kept", s.stop, "stop")
-        quiet = f"Stop drawing for {QUIET_SECONDS:.0f} s and report means with 95% intervals"
-        self.measure = button(s, "Measure quietly", quiet, self._measure, "bullseye")
-        return widgets.HBox([self.start, self.pause, self.step, self.stop, self.measure])
 
     # -- tabs --------------------------------------------------------------------------------------------------
 
@@ -221,28 +196,8 @@ class Actions:
             )
             if job.error is not None:
                 report(self.session, job.error)
-        if (paused := self.session.state == "paused") != self.pause.value:
-            self._syncing = threading.get_ident()
-            self.pause.value = paused
-            self._syncing = None
+        self.transport.show()
         self.table.value = pins_table(self.pins)
-
-
-def pins_table(pins: list[Measurement]) -> str:
-    """Pinned runs against the first of them."""
-    if not pins:
-        return "<i>No pinned runs: measure quietly, then pin; or measure the baselines.</i>"
-    names = ("run", "C", "all, tokens/s", "to the first", "each, tokens/s", "ms a step")
-    return f"<table>{_row('th', names)}{''.join(_row('td', _cells(pin, pins[0])) for pin in pins)}</table>"
-
-
-def _cells(pin: Measurement, first: Measurement) -> tuple[str, ...]:
-    ratio = f"{pin.aggregate.value / first.aggregate.value:.2f}x"
-    return pin.name, str(pin.concurrency), str(pin.aggregate), ratio, str(pin.per_request), f"{pin.step_ms:.1f}"
-
-
-def _row(cell: str, texts: tuple[str, ...]) -> str:
-    return f"<tr>{''.join(f'<{cell}>{html.escape(text)}</{cell}>' for text in texts)}</tr>"
 
 
 def _path(label: str, value: str, tooltip: str) -> widgets.Text:

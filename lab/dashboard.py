@@ -69,7 +69,7 @@ class Dashboard:
             "<b>Inside a round</b>: one request's text, a line a step; hover or focus a token to see what was known. "
             "The number below a draft is its predicted survival." + tokens.legend()
         )
-        parts = [self.state, self.fallbacks, self.faults.widget, self.actions.transport, self.controls.widget]
+        parts = [self.state, self.fallbacks, self.faults.widget, self.actions.transport.widget, self.controls.widget]
         parts += [self.actions.widget, self.figure, self.predictors, heading, self.rounds, self.pulse]
         box = widgets.VBox(parts)
         box.add_class("recguide-lab")

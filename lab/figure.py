@@ -168,6 +168,7 @@ def _axes(grid: go.Figure) -> None:
     grid.update_yaxes(rangemode="tozero")
     grid.update_yaxes(range=[0, 1], row=3, col=1)
     grid.update_xaxes(tickangle=0, tickfont_size=10, row=3, col=3)
+    grid.update_xaxes(tickangle=0, tickfont_size=10, row=3, col=5)
     grid.update_yaxes(range=[0, 112], row=3, col=3)
     grid.update_yaxes(range=[0, 112], row=3, col=5)
     grid.update_xaxes(rangemode="tozero", row=1, col=4)

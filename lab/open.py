@@ -8,7 +8,8 @@ from typing import Any
 
 from recguide.lab.context import outside_any_request
 from recguide.lab.dashboard import Dashboard
-from recguide.lab.session import LabSession, open_session
+from recguide.lab.registry import open_session
+from recguide.lab.session import LabSession
 from recguide.lab.settings import LabSettings
 from recguide.lab.state import NAME, LabState, load_state
 

@@ -84,7 +84,7 @@ class Painter:
         places = np.searchsorted(series.AGO, [c.at - now for c in shown]).clip(0, series.POINTS - 1)
         heights = np.nan_to_num(aggregate[places])
         rows = [(c.at - now, float(y), 7, c.text) for c, y in zip(shown, heights, strict=True)]
-        labels = [short(text) if text.startswith("policy") else "" for *_, text in rows]  # others tell when hovered
+        labels = [_label(text) for *_, text in rows]
         return _marks(rows) | {"text": np.array(labels, object)}
 
     def _extend_trail(self, aggregate: float, each: float) -> None:
@@ -110,6 +110,11 @@ class Painter:
         else:
             mean, share, count = series.reliability(list(self._session.watcher.predictions))
         return _marks([(x, y, 0, f"{int(n)} drafts") for x, y, n in zip(mean, share, count, strict=True) if n])
+
+
+def _label(change: str) -> str:
+    """A change of policy is named on the curve; the others tell when hovered."""
+    return short(change.split(",")[0]) if change.startswith("policy") else ""
 
 
 def short(spec: str) -> str:

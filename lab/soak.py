@@ -19,7 +19,8 @@ import numpy as np
 import psutil
 import typer
 from playwright.sync_api import Page, sync_playwright
-from recguide.lab.robot import FLAGS, Dashboard, Notebook, chromium, running_lab
+from recguide.lab.robot import Dashboard, Notebook
+from recguide.lab.robot_server import FLAGS, chromium, running_lab
 
 from recguide.errors import RecGuideError
 from recguide.provenance import provenance, write_json

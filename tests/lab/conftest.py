@@ -6,13 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+from recguide.lab.robot_server import FLAGS, chromium, running_lab
 
-try:
-    from recguide.lab.robot import FLAGS, chromium, running_lab
-except ImportError:
-    MISSING = "pytest-playwright is not installed; pip install -e '.[dev]'"
-else:
-    MISSING = None if chromium() else "no chromium on this machine; apt-get install chromium"
+MISSING = None if chromium() else "no chromium on this machine; apt-get install chromium"
 
 
 def pytest_collection_modifyitems(items):

@@ -104,6 +104,7 @@ def test_the_lab_in_jupyterlab(page, lab_server, shots):
     assert notebook.value("lab.session.settings.concurrency") in ("8", "16")
     assert notebook.errors() == []
     settle(lab)
+    notebook.command("application:toggle-left-area")  # what most people do at this width
     photograph(lab, shots, "light")
     dark(notebook)
     lab.until(lambda: lab.ink() == "#e8e8e8")

@@ -7,8 +7,9 @@ import time
 import weakref
 
 import pytest
-from recguide.lab import session as session_module
-from recguide.lab.session import LabSession, open_session
+from recguide.lab import registry
+from recguide.lab.registry import open_session
+from recguide.lab.session import LabSession
 from recguide.lab.settings import KNOBS
 
 from recguide.bench.prompts import Prompt
@@ -236,7 +237,7 @@ def test_a_session_that_nobody_holds_is_gone(tmp_path):
 
 
 def test_one_session_a_kernel_and_the_newest_takes_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(session_module, "_current", None)
+    monkeypatch.setattr(registry, "_current", None)
     loaded = []
 
     def make(model):
@@ -251,7 +252,7 @@ def test_one_session_a_kernel_and_the_newest_takes_over(tmp_path, monkeypatch):
     assert loaded == [None, MODEL]  # the model is not loaded again
     assert f"session {first.id} was stopped" in second.faults[0].message
     second.stop()
-    monkeypatch.setattr(session_module, "_current", None)
+    monkeypatch.setattr(registry, "_current", None)
 
 
 def test_jobs_run_one_at_a_time_and_end_with_the_session(session):

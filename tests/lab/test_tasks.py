@@ -7,10 +7,11 @@ import time
 
 import pytest
 from recguide.lab import tasks
-from recguide.lab.actions import Actions, pins_table
+from recguide.lab.actions import Actions
 from recguide.lab.export import export_csv, export_figure
 from recguide.lab.figure import build
 from recguide.lab.measure import Mean, Measurement, measure
+from recguide.lab.pins import pins_table
 from recguide.lab.state import load_state, save_state
 
 from recguide.errors import RecGuideError
@@ -90,7 +91,7 @@ def test_the_button_measures_and_pins(session, actions, monkeypatch):
     monkeypatch.setattr("recguide.lab.actions.QUIET_SECONDS", 0.5)
     actions.pin.click()
     assert "measure" in session.faults[-1].message.lower()
-    actions.measure.click()
+    actions.transport.measure.click()
     assert finish(session).error is None
     actions.pin.click()
     actions.pin.click()
