@@ -53,7 +53,7 @@ def slider(knob: Knob, value: float) -> widgets.Widget:
         "layout": widgets.Layout(width=WIDTH),
     }
     if not isinstance(knob.default, int | float):
-        return _typed(knob, value)
+        return _worded(knob, value)
     if knob.high - knob.low > WIDE:
         kind = widgets.BoundedIntText if isinstance(knob.default, int) else widgets.BoundedFloatText
         return kind(**{name: given for name, given in shared.items() if name != "continuous_update"})
@@ -62,10 +62,12 @@ def slider(knob: Knob, value: float) -> widgets.Widget:
     return widgets.FloatSlider(**shared, step=(knob.high - knob.low) / 100, readout_format=".2f")
 
 
-def _typed(knob: Knob, value: Any) -> widgets.Text:
-    """A box for knobs that are no numbers: files, block sets, schedules."""
+def _worded(knob: Knob, value: Any) -> widgets.Widget:
+    """A list for a knob with choices; a box for files, block sets and schedules."""
     layout, name = widgets.Layout(width=WIDTH), knob.name.replace("_", " ")
     tip = {"description": name, "tooltip": f"{knob.name}: {knob.help}", "style": STYLE, "layout": layout}
+    if choices := getattr(knob, "choices", ()):
+        return widgets.Dropdown(options=choices, value=value, **tip)
     return widgets.Text(value=knob.text(value), continuous_update=False, **tip)
 
 

@@ -8,34 +8,28 @@ from pathlib import Path
 import pytest
 from recguide.lab.robot_server import FLAGS, chromium, running_lab
 
-MISSING = None if chromium() else "no chromium on this machine; apt-get install chromium"
+
+@pytest.fixture
+def page():
+    """A page of the system's chromium. Playwright's loop ends with the test: no other test could run one beside it."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install -e '.[dev]'")
+    if chromium() is None:
+        pytest.skip("no chromium on this machine; apt-get install chromium")
+    with api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium(), args=list(FLAGS))
+        yield browser.new_page(viewport={"width": 1280, "height": 1000})
+        browser.close()
 
 
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if MISSING and "page" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.skip(reason=MISSING))
-
-
-@pytest.fixture(scope="session")
-def browser_type_launch_args(browser_type_launch_args):
-    return {**browser_type_launch_args, "executable_path": chromium(), "args": list(FLAGS)}
-
-
-@pytest.fixture(scope="session")
-def browser_context_args(browser_context_args):
-    return {**browser_context_args, "viewport": {"width": 1280, "height": 1000}}
-
-
-@pytest.fixture(scope="session")
-def lab_server(tmp_path_factory):
-    with running_lab(tmp_path_factory.mktemp("lab")) as server:
+@pytest.fixture
+def lab_server(page, tmp_path):
+    with running_lab(tmp_path) as server:
         yield server
 
 
-@pytest.fixture(scope="session")
-def app_server(tmp_path_factory):
-    with running_lab(tmp_path_factory.mktemp("app"), "--app") as server:
+@pytest.fixture
+def app_server(page, tmp_path):
+    with running_lab(tmp_path, "--app") as server:
         yield server
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-pytest.importorskip("playwright", reason="pytest-playwright is not installed; pip install -e '.[dev]'")
+pytest.importorskip("playwright", reason="playwright is not installed; pip install -e '.[dev]'")
 
 from playwright.sync_api import expect
 from recguide.lab.robot import Dashboard, Notebook
