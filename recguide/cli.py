@@ -14,6 +14,7 @@ from recguide.commands.doctor import doctor
 from recguide.commands.entry import run
 from recguide.commands.export import export
 from recguide.commands.generate import generate
+from recguide.commands.lab import lab
 from recguide.commands.models import models
 from recguide.commands.profile import profile
 from recguide.commands.replay import replay
@@ -36,6 +37,7 @@ app.command()(train)
 app.command()(export)
 app.command()(replay)
 app.command()(train_drafter)
+app.command()(lab)
 app.command()(doctor)
 app.add_typer(models, name="models")
 app.add_typer(trace, name="trace")

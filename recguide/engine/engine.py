@@ -309,13 +309,13 @@ class Engine:
         """Logits, draws and signals, a bounded piece at a time."""
         with_signals = policy.needs_signals or self.observer is not None
         rows, first_draft = rows_to_draw(work)
-        drawn = Drawn()
+        drawn, entropy = Drawn(), self.observer is not None
         for first in range(0, len(rows), LOGIT_ROWS):
             part = slice(first, first + LOGIT_ROWS)
             logits = self.model.backbone.logits(hidden[part])
             clock.mark("forward")
             signals_from = first_draft - first if with_signals else None
-            drawn.add(logits, rows[part], signals_from, entropy=self.observer is not None)
+            drawn.add(logits, rows[part], signals_from, entropy=entropy)
             if policy.needs_verifier_entropy:
                 drawn.add_verifier(logits[: max(0, first_draft - first)])
             clock.mark("sampling")
@@ -382,8 +382,8 @@ class Engine:
         outcomes, self._outcomes = self._outcomes, []
         if self._learning:
             policy.learn(self.last_step, outcomes)
-        if self.observer is not None:
-            self.observer.on_step(self.last_step, policy.spec, outcomes)
+        if (observer := self.observer) is not None:
+            observer.on_step(self.last_step, policy.spec, outcomes)
 
     def _commit(self, item: Work, kept: list[int], trunk: slice, drawn: Drawn) -> None:
         request = item.request
@@ -410,8 +410,8 @@ class Engine:
         self.running = [r for r in self.running if r is not request]
         self.stats.finished[reason] += 1
         self.stats.requests.add(request.stats)
-        if self.observer is not None:
-            self.observer.on_finish(request)
+        if (observer := self.observer) is not None:  # another thread may take it away in mid-step
+            observer.on_finish(request)
         self._pending_deltas.append(Delta(request, tokens or [], reason))
 
     def take_deltas(self) -> list[Delta]:

@@ -7,14 +7,20 @@ pays one page fault per 4 kB, which costs up to half of a step in a virtual mach
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 KEPT = 2**30  # bytes at the top of the heap that are not given back; blocks above are mapped on their own
 
+# oneDNN keeps a kernel for every shape it has seen, 1,024 by default; attention has a new shape with every token, so
+# that hundreds of megabytes are kept for shapes that do not come back. Read when the first product is made.
+PRIMITIVES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+
 
 def keep_freed_memory() -> bool:
     """Ask the C library to keep what is freed for the next step. False where it is not glibc."""
+    os.environ.setdefault(*PRIMITIVES)
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt

@@ -10,7 +10,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,14 @@ EXPLORE = Knob(
     name="explore", default=0.0, low=0.0, high=0.5, unit="share", help="plans drawn at random, to learn from"
 )
 ONLINE = Knob(name="online", default=1, low=0, high=1, unit="", help="1: recalibrate and time steps while running")
+PRICE = Knob(
+    name="price",
+    default=1.0,
+    low=0.1,
+    high=10.0,
+    unit="times",
+    help="price of rows over the one found (1: as found)",
+)
 
 USE = ChoiceKnob(
     name="use",
@@ -74,7 +82,7 @@ FLOOR_WEIGHT = 4.0  # what a token of a request below its floor counts at most
 class RecGuide(Policy):
     name = "recguide"
     summary = "the learned controller: one price for rows that verify, draft, correct and continue"
-    knobs = (FILE, LATENCY, FLOOR, EXPLORE, ONLINE, USE)
+    knobs = (FILE, LATENCY, FLOOR, EXPLORE, ONLINE, USE, PRICE)
     needs_signals = True
     learns = True
 
@@ -108,7 +116,7 @@ class RecGuide(Policy):
             return []
         self._steps += 1
         context = sum(len(r.tokens) for r in requests) / len(requests)
-        point = self._points.at(len(requests), context)
+        point = _priced(self._points.at(len(requests), context), self.price)
         holding = any(request.draft for request in requests)
         if self.monitor.drift is not None:
             plans = self._probing(requests)
@@ -249,6 +257,15 @@ class _Step:
     context: float
     milliseconds: float
     drafting: bool
+
+
+def _priced(point: Operating, times: float) -> Operating:
+    """The point with its prices overridden by a person."""
+    if times == 1:
+        return point
+    found = point.prices
+    names = ("rate", "causal", "draft", "causal_alone")
+    return replace(point, prices=replace(found, **{name: times * getattr(found, name) for name in names}))
 
 
 def _check_fits(controller: Controller, model: Model, path: Path) -> None:

@@ -18,6 +18,7 @@ OPTIONS = {
     ],
     "audit": ["--policies --concurrency --prompts --limit --max-new-tokens --temperature --model --adapter --dtype"],
     "train-drafter": ["--dialogues --steps --minutes --rows --rank --learning-rate --soft --seed --model"],
+    "lab": ["--app --folder --port --no-browser"],
     "doctor": [],
     "models list": [],
     "models fetch": ["--gguf --force"],

@@ -1,0 +1,165 @@
+"""Plays the person at the dashboard, in a real browser: what tests and the soak press, drag and read.
+
+Needs playwright and a chromium of the system (playwright's own download is not used).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from playwright.sync_api import Locator, Page, expect
+from recguide.lab.robot_server import Server
+
+FIGURE = ".recguide-lab .js-plotly-plot"
+LONG = 60_000  # ms; the machine may be busy with other tests
+HARMLESS = re.compile(r"favicon|font|404 \(Not Found\)|ERR_INTERNET_DISCONNECTED|ERR_NAME_NOT_RESOLVED")
+
+
+class Dashboard:
+    """One dashboard on a page. ``complaints`` are console errors and uncaught exceptions since the page was opened."""
+
+    def __init__(self, page: Page):
+        self.page = page
+        self.complaints: list[str] = []
+        page.on("console", lambda m: self.complaints.append(m.text) if m.type == "error" else None)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.set_default_timeout(LONG)
+
+    def assert_no_complaints(self) -> None:
+        serious = [c for c in self.complaints if not HARMLESS.search(c)]
+        assert not serious, serious
+
+    def wait(self) -> None:
+        """Until the figure is painted and the engine decodes."""
+        self.page.wait_for_selector(f"{FIGURE} .main-svg", timeout=LONG)
+        self.wait_state("running")
+        self.until(lambda: self.tokens() > 0)
+
+    @property
+    def state(self) -> str:
+        return self.page.locator(".recguide-state").first.inner_text()
+
+    def wait_state(self, word: str) -> None:
+        expect(self.page.locator(".recguide-state").first).to_contain_text(word, timeout=LONG)
+
+    def tokens(self) -> int:
+        """Tokens decoded so far, as the state line says."""
+        found = re.search(r"(\d+) tokens in", self.state)
+        return int(found[1]) if found else 0
+
+    def running(self) -> tuple[int, int]:
+        """Requests decoded now, and the engine's own concurrency."""
+        found = re.search(r"(\d+) of (\d+) running", self.state)
+        return (int(found[1]), int(found[2])) if found else (0, 0)
+
+    def button(self, name: str) -> Locator:
+        # by text: an icon is part of a button's accessible name
+        return self.page.locator(".recguide-lab button").filter(has_text=re.compile(rf"^\s*{name}\s*$"))
+
+    def press(self, name: str) -> None:
+        self.button(name).click()
+
+    def tab(self, name: str) -> None:
+        self.page.locator(".recguide-lab").get_by_role("tab", name=name, exact=True).click()
+
+    def slider(self, label: str) -> Locator:
+        """A slider by the accessible name that the lab gives it."""
+        return self.page.locator(f'.recguide-lab [role=slider][aria-label^="{label}"]').first
+
+    def choose(self, label: str, option: str) -> None:
+        self.page.locator(".recguide-lab").get_by_label(label, exact=True).select_option(option)
+
+    def result(self, pattern: str) -> str:
+        """The job's message, once it matches."""
+        line = self.page.locator(".recguide-lab [role=status]")
+        expect(line).to_contain_text(re.compile(pattern), timeout=LONG)
+        return line.inner_text()
+
+    @property
+    def alert(self) -> Locator:
+        """The fault box."""
+        return self.page.locator(".recguide-lab [role=alert]")
+
+    def newest(self, trace: str, count: int = 4) -> list[float]:
+        """The last points of a trace as the browser has them."""
+        script = f"""([name, count]) => {{
+            const traces = document.querySelector('{FIGURE}').data;
+            return Array.from(traces.find(trace => trace.meta === name).y ?? []).slice(-count);
+        }}"""
+        return self.page.evaluate(script, [trace, count])
+
+    def ink(self) -> str:
+        """The colour of the figure's text."""
+        return self.page.evaluate(f"() => document.querySelector('{FIGURE}').layout.font.color")
+
+    def until(self, holds: Callable[[], Any], seconds: float = LONG / 1000) -> None:
+        """Wait until something holds."""
+        for _ in range(int(seconds * 10)):
+            if holds():
+                return
+            self.page.wait_for_timeout(100)
+        raise AssertionError(f"still not so after {seconds} s; the state is {self.state!r}")
+
+
+class Notebook:
+    """A notebook open in JupyterLab."""
+
+    def __init__(self, page: Page, server: Server, name: str):
+        self.page, self.folder = page, server.folder
+        self._address = f"{server.url}lab/tree/{name}"
+        page.goto(f"{self._address}?reset&token={server.token}")
+        self.wait_idle()
+
+    def reopen(self) -> None:
+        """Save, close the page, and open it again."""
+        self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+        self.page.goto("about:blank")
+        self.page.goto(self._address)
+        self.wait_idle()
+
+    def interrupt(self) -> None:
+        self._kernel("interrupt()")
+
+    def restart(self) -> None:
+        self._kernel("restart()")
+        self.wait_idle()
+
+    def _kernel(self, call: str) -> None:
+        session = "window.jupyterapp.shell.currentWidget.context.sessionContext.session"
+        self.page.evaluate(f"() => {session}.kernel.{call}")
+
+    def wait_idle(self) -> None:
+        kernel = "window.jupyterapp?.shell?.currentWidget?.context?.sessionContext?.session?.kernel"
+        self.page.wait_for_function(f"{kernel}?.status === 'idle'", timeout=LONG)
+
+    def command(self, name: str) -> None:
+        self.page.evaluate("name => void window.jupyterapp.commands.execute(name)", name)
+
+    def run_all(self) -> None:
+        self.command("notebook:run-all-cells")
+
+    def value(self, expression: str) -> str:
+        """The repr of an expression in the kernel."""
+        script = """async expression => {
+            const kernel = window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel;
+            const asked = { code: "", silent: true, user_expressions: { value: expression } };
+            const reply = await kernel.requestExecute(asked).done;
+            const value = reply.content.user_expressions.value;
+            return value.status === "ok" ? value.data["text/plain"] : value.ename + ": " + value.evalue;
+        }"""
+        return self.page.evaluate(script, expression)
+
+    def start(self, code: str) -> None:
+        """Run code in the kernel without waiting for it."""
+        script = """code => {
+            window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel.requestExecute({ code });
+        }"""
+        self.page.evaluate(script, code)
+
+    def errors(self) -> list[str]:
+        """Error outputs of all cells."""
+        return self.page.locator(
+            ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.error']"
+        ).all_inner_texts()
