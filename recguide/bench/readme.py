@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -42,60 +41,6 @@ def policies_table(result: dict) -> str:
         rows.append([f"`{policy}`", *cells])
     heads = ["policy", *(f"C={level}" for level in levels), "tokens per forward", "acceptance length"]
     return markdown(heads, rows) + f"\n\n{about(result)}"
-
-
-LEARNED = "recguide"
-SIMPLE = ("ar", "linear:4", "linear:8", "linear:16")
-ADAPTIVE = ("paper-adaptive", "ema-tiers", "budget", "tiers")
-
-
-def controller_table(result: dict) -> str:
-    """The learned controller beside the best of others at each load, as ratios paired within each repeat."""
-    others = [p for p in result["settings"]["policies"] if p != LEARNED]
-    groups = {
-        "best static": [p for p in others if p not in ADAPTIVE],
-        "best adaptive": [p for p in others if p in ADAPTIVE],
-        "best of `ar`, `linear:4/8/16`": [p for p in others if p in SIMPLE],
-    }
-    rows = []
-    for level in result["settings"]["concurrency"]:
-        row = next(r for r in result["summary"] if (r["policy"], r["concurrency"]) == (LEARNED, level))
-        cells = [str(level), f"{row['aggregate_tok_s']:.0f} ({row['ratio_to_ar']:.2f}x)"]
-        for group in groups.values():
-            name, ratio = best_ratio(result, level, group)
-            cells.append(f"{ratio:.2f}x `{name}`")
-        cells.append(f"{best_ratio(result, level, ['linear:16'])[1]:.2f}x")
-        rows.append(cells)
-    heads = ["C", "`recguide`, tokens/s (to `ar`)", *(f"to {name}" for name in groups), "to `linear:16`"]
-    return markdown(heads, rows) + f"\n\n{about(result)}"
-
-
-def best_ratio(result: dict, level: int, policies: Sequence[str]) -> tuple[str, float]:
-    """The policy among these that is best at a load by its median, and how many times its throughput the controller
-    has (median of ratios within a repeat)."""
-    rates = {(r["policy"], r["repeat"]): r["aggregate_tok_s"] for r in result["runs"] if r["concurrency"] == level}
-    repeats = sorted({repeat for policy, repeat in rates if policy == LEARNED})
-    best = max(policies, key=lambda p: statistics.median(rates[p, k] for k in repeats if (p, k) in rates))
-    ratios = [rates[LEARNED, k] / rates[best, k] for k in repeats if (best, k) in rates]
-    return best, statistics.median(ratios)
-
-
-def changing_load_table(result: dict) -> str:
-    """A walk through loads: every policy, and the learned controller's gain over it."""
-    rows = []
-    for row in result["summary"]:
-        cells = [f"`{row['policy']}`"]
-        for kind in ("equal time", "equal tokens"):
-            cells.append(f"{row[kind]['tok_s']:.0f} ({row[kind]['learned_gain']:.2f}x)")
-        rows.append(cells)
-    p, s = result["provenance"], result["settings"]
-    heads = ["policy", "tokens/s in equal time (`recguide` to it)", "tokens/s for equal tokens (`recguide` to it)"]
-    return (
-        f"{markdown(heads, rows)}\n\nLoads {', '.join(map(str, s['loads']))}, {s['seconds']:g} s each, or "
-        f"{s['tokens']} "
-        f"tokens for each request of the load; {s['repeats']} repeats, {result['prompts']['count']} prompts; "
-        f"{p['device']}, {p['threads']} threads, torch {p['torch']}, {p['created'][:10]}. Made by `{p['command']}`."
-    )
 
 
 def versus_table(result: dict) -> str:
