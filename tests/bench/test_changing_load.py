@@ -65,8 +65,9 @@ def opened(monkeypatch):
 
 
 def test_both_scripts_store_what_they_show(opened, tmp_path):
-    (tmp_path / "p.txt").write_text("\n".join("abcdefgh"))
-    common = ["--prompts", str(tmp_path / "p.txt"), "--json", str(tmp_path / "r.json")]
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"\x01\x02{chr(3 + i)}"}) + "\n" for i in range(5)))
+    common = ["--prompts", str(prompts), "--json", str(tmp_path / "r.json")]
     quick = ["--policies", "recguide,ar", "--loads", "1,2", "--seconds", "0.05", "--tokens", "6", "--repeats", "1"]
     done = CliRunner().invoke(changing_load.app, [*common, *quick])
     assert done.exit_code == 0, done.output

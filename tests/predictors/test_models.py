@@ -38,7 +38,7 @@ def test_what_is_left_out_is_left_out():
     x = np.column_stack([groups, chooser.normal(0, 1, len(groups))]).astype(np.float32)
     y = (np.arange(10) % 3 == 0)[groups]
     fitted = CalibratedChoice(only="trees").fit(x, y, groups)
-    seen = (fitted.predict(x) == y).mean()
+    seen = (fitted.estimator_.predict(x) == y).mean()
     unseen = ((fitted.left_out_ > 0.5) == y).mean()
     assert seen > 0.9 and unseen < seen - 0.2
 
