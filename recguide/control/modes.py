@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 MEMORY = 1 - 1 / 150  # of tokens and milliseconds, a step
 ENOUGH = {"plain": 5.0, "drafting": 40.0}  # steps before a way to run is judged
-MARGIN = 0.01  # drafting that earns less by this share is given up
+MARGIN, NOISE = 0.01, 0.4  # drafting is given up below 1 - MARGIN - NOISE / sqrt(its steps): tokens of a step scatter
 PERIOD = 240  # steps in which each way has its turn
 PLAIN_TURN, DRAFTING_TURN = 6, 24  # steps of it to time the way that is not chosen
 
@@ -69,4 +69,4 @@ class Modes:
     def _pays(load: Load) -> bool:
         if load.plain.steps < ENOUGH["plain"] or load.drafting.steps < ENOUGH["drafting"]:
             return True
-        return load.drafting.rate >= (1 - MARGIN) * load.plain.rate
+        return load.drafting.rate >= (1 - MARGIN - NOISE / load.drafting.steps**0.5) * load.plain.rate
