@@ -134,6 +134,10 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
         {"concurrency": 4, "policy": "linear:8", "category": "translation", "temperature": 1.0},
     ),
     "changing load": ("the load walks up and down", {"concurrency": 16, "pattern": "steps", "period": 10.0}),
+    "learned": (
+        "the controller under a load that walks up and down",
+        {"concurrency": 16, "policy": "recguide", "pattern": "steps", "period": 10.0},
+    ),
 }
 
 
