@@ -12,7 +12,7 @@ from recguide.lab.supply import Supply
 from recguide.engine.request import Delta, Request
 from recguide.engine.runner import EngineThread
 
-OF_PATTERN = ("pattern", "concurrency", "rate", "period", "seed")
+OF_PATTERN = ("pattern", "concurrency", "rate", "period", "seed")  # settings that a pattern is made from
 QUEUE = 64  # requests that may wait; arrivals beyond it are turned away, so that memory stays bounded
 
 
@@ -49,10 +49,7 @@ class Load:
     def follow(self, settings: LabSettings) -> None:
         """Other settings: a new pattern where its own fields changed, and less under way where the load shrank."""
         old = self._settings
-        same = old is not None and all(
-            getattr(old, name) == getattr(settings, name)
-            for name in ("pattern", "concurrency", "rate", "period", "seed")
-        )
+        same = old is not None and all(getattr(old, name) == getattr(settings, name) for name in OF_PATTERN)
         if old is None or (old.seed, old.category) != (settings.seed, settings.category):
             self._supply.restart(settings.seed, settings.category)
         self._settings = settings

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from recguide.control.features import HISTORY, KINDS, MOST, block_features, draft_features, history
 from recguide.errors import RecGuideError
-from recguide.trace.reader import Trace, read_traces
+from recguide.trace.reader import Trace, read_traces, with_verifications
 
 LEAST_REQUESTS, LEAST_POSITIONS = 8, 200
 
@@ -62,18 +62,22 @@ class Dataset:
 
 
 def read_dataset(folders: Sequence[Path]) -> Dataset:
+    """``dataset_of`` the runs in these folders."""
+    return dataset_of(read_traces(folders))
+
+
+def dataset_of(traces: Sequence[Trace]) -> Dataset:
     """All verified drafts of some runs of one model.
 
-    RecGuideError for logs of different models, without signals, or with too little to learn from.
+    RecGuideError for drafters of different conventions, missing signals, or too little to learn from.
     """
-    traces = read_traces(folders)
     shifts = {trace.manifest.get("draft_shift", 0) for trace in traces}
     if len(shifts) > 1:
         raise RecGuideError("logs of drafters with different conventions (draft_shift); train on one at a time")
     parts = [_drafts(trace, number) for number, trace in enumerate(traces)]
     merged = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     dataset = Dataset(**merged, model=traces[0].manifest["model_fingerprint"], draft_shift=shifts.pop())
-    _check(dataset, ", ".join(map(str, folders)))
+    _check(dataset, ", ".join(str(trace.folder) for trace in traces))
     return dataset
 
 
@@ -137,15 +141,8 @@ def _drafts(trace: Trace, number: int) -> dict[str, np.ndarray]:
 
 def _histories(plans: pa.Table) -> dict[tuple[int, int], tuple[tuple[tuple[int, int], ...], int]]:
     """Per (request, step): the verifications of the request before that step, and the block before (-1: none)."""
-    plans = plans.sort_by([("request", "ascending"), ("step", "ascending")])
-    columns = [plans[name].to_pylist() for name in ("request", "step", "verify", "accepted")]
-    found: dict[tuple[int, int], tuple[tuple[tuple[int, int], ...], int]] = {}
-    past: list[tuple[int, int]] = []
-    owner = None
-    for request, step, verify, accepted in zip(*columns, strict=True):
-        if request != owner:
-            owner, past = request, []
-        if verify > 0:
-            found[request, step] = (tuple(past[-MOST:]), past[-1][0] if past else -1)
-            past.append((verify, accepted))
-    return found
+    return {
+        (row["request"], row["step"]): (tuple(past[-MOST:]), past[-1][0] if past else -1)
+        for row, past in with_verifications(plans)
+        if row["verify"] > 0
+    }

@@ -15,17 +15,17 @@ from pathlib import Path
 import numpy as np
 import sklearn
 from recguide.predictors import baselines, metrics
-from recguide.predictors.dataset import Dataset, read_dataset
+from recguide.predictors.dataset import Dataset, dataset_of
 from recguide.predictors.export import to_scorer
 from recguide.predictors.models import CalibratedChoice, Rows
 from recguide.predictors.report import Report
 
 from recguide.control.controller import COLUMNS, Controller, load_controller
-from recguide.control.features import KINDS, MISMATCH, block_features
+from recguide.control.features import KINDS, MISMATCH, OPENED, block_features
 from recguide.control.planner import Samples
 from recguide.errors import RecGuideError
 from recguide.provenance import check_writable, provenance
-from recguide.trace.reader import read_traces
+from recguide.trace.reader import Trace, read_traces
 
 PLACES = 8  # draft positions a plan may go to
 SAMPLES = 128
@@ -33,7 +33,6 @@ BUCKETS = 3
 GOLDEN = 64
 LEAST_REJECTED = 40
 
-KNOWN, OPEN = (0, 1), (2, 3)  # places in KINDS: behind a known token, behind none
 
 OnProgress = Callable[[str, float], None]
 
@@ -70,7 +69,8 @@ def train_controller(
     """
     check_writable(out)
     on_progress("reading logs", 0.0)
-    data = read_dataset(folders)
+    traces = read_traces(folders)
+    data = dataset_of(traces)
     on_progress("mismatch model", 0.1)
     fitted = {"mismatch": _fit(data.draft_rows(), data.accepted, data.reached, data, settings, "mismatch")}
     on_progress("utility model", 0.4)
@@ -79,7 +79,7 @@ def train_controller(
     fitted["second"] = _fit_second(data, settings)
     on_progress("baselines and report", 0.8)
     report = _report(data, fitted, folders)
-    controller = _controller(data, fitted, _open_chance(folders, data), report)
+    controller = _controller(data, fitted, _open_chance(traces, data), report)
     controller.save(out)
     load_controller(out)  # checks the golden rows of what was written
     on_progress("done", 1.0)
@@ -111,12 +111,12 @@ def _fit_second(data: Dataset, settings: FitSettings) -> Fitted:
     return _fit(data.draft_rows(), data.second_right, rejected, data, settings, "second")
 
 
-def _open_chance(folders: Sequence[Path], data: Dataset) -> float:
+def _open_chance(traces: Sequence[Trace], data: Dataset) -> float:
     """P(an open branch's first token is the verifier's | its outcome came true); 1 where it makes no guess."""
     if data.draft_shift == 1:
         return 1.0
     tried = came_true = 0
-    for trace in read_traces(folders):
+    for trace in traces:
         plans = trace.tables["plans"].to_pydict()
         for parents, tokens, accepted, reused in zip(
             plans["branch_parents"], plans["branch_tokens"], plans["accepted"], plans["reused"], strict=True
@@ -134,13 +134,13 @@ def _controller(data: Dataset, fitted: Mapping[str, Fitted], chance: float, repo
     expected = _expected(fitted["utility"].model, data)
     edges = np.quantile(expected, np.linspace(0, 1, BUCKETS + 1)[1:-1])
     bucket = np.digitize(expected, edges)
-    usual = np.array([_usual(data.take(np.isin(data.kind, kinds))) for kinds in (OPEN, KNOWN)])
+    usual = np.array([_usual(data.take(chosen)) for chosen in (data.kind >= OPENED, data.kind < OPENED)])
     rejected = (data.reached & ~data.accepted)[:, :PLACES]
     right = (data.second_right & data.reached & ~data.accepted)[:, :PLACES]
     chance_second = (right.sum(0) + right.sum() / max(rejected.sum(), 1)) / (rejected.sum(0) + 1)
     chooser = np.random.default_rng(0)
-    opened, open_bucket = _samples(data, mismatch, bucket, OPEN, chooser)
-    known, known_bucket = _samples(data, mismatch, bucket, KNOWN, chooser)
+    opened, open_bucket = _samples(data, mismatch, bucket, data.kind >= OPENED, chooser)
+    known, known_bucket = _samples(data, mismatch, bucket, data.kind < OPENED, chooser)
     about = {
         "report": report.summary(),
         "provenance": provenance(),
@@ -177,22 +177,24 @@ def _golden(fitted: Fitted, chooser: np.random.Generator) -> tuple[np.ndarray, n
 def _expected(model: CalibratedChoice, data: Dataset) -> np.ndarray:
     """Drafts that the utility model expects to be accepted of a continuation [drafts]."""
     kind = np.full(len(data), KINDS.index("continuation"))
-    rows = block_features(PLACES, kind, data.histories)
-    conditional = model.predict_proba(rows.reshape(-1, rows.shape[2]))[:, 1].reshape(len(data), PLACES)
-    return np.cumprod(conditional, 1).sum(1)
+    return np.cumprod(_yes(model, block_features(PLACES, kind, data.histories)), 1).sum(1)
 
 
-def _samples(data: Dataset, model: CalibratedChoice, bucket, kinds, chooser) -> tuple[np.ndarray, np.ndarray]:
-    """Survivals [drafts, PLACES] of drafts of these kinds, as the mismatch model sees them, and their buckets.
+def _yes(model: CalibratedChoice, rows: np.ndarray) -> np.ndarray:
+    """P(yes) [drafts, places] of feature rows [drafts, places, features]."""
+    return model.predict_proba(rows.reshape(-1, rows.shape[2]))[:, 1].reshape(rows.shape[:2])
+
+
+def _samples(data: Dataset, model: CalibratedChoice, bucket, among, chooser) -> tuple[np.ndarray, np.ndarray]:
+    """Survivals [drafts, PLACES] of the drafts ``among`` [drafts], as the mismatch model sees them, and their buckets.
 
     Short drafts go on as a random longer one does from there.
     """
-    mine = np.flatnonzero(np.isin(data.kind, kinds))
+    mine = np.flatnonzero(among)
     if not len(mine):
         mine = np.arange(len(data))
     chosen = chooser.choice(mine, min(SAMPLES, len(mine)), replace=False)
-    rows = data.take(chosen).draft_rows()[:, :PLACES]
-    conditional = model.predict_proba(rows.reshape(-1, rows.shape[2]))[:, 1].reshape(len(chosen), PLACES)
+    conditional = _yes(model, data.take(chosen).draft_rows()[:, :PLACES])
     length = data.length[chosen]
     for row, size in enumerate(length):
         longer = np.flatnonzero(length > size)
@@ -217,7 +219,6 @@ def _report(data: Dataset, fitted: Mapping[str, Fitted], folders: Sequence[Path]
 
 def _filled(model: CalibratedChoice, data: Dataset) -> np.ndarray:
     """P(accepted | reached) [drafts, K] of every place; reached ones from models that did not see them."""
-    rows = data.block_rows()
-    out = model.predict_proba(rows.reshape(-1, rows.shape[2]))[:, 1].reshape(data.reached.shape)
+    out = _yes(model, data.block_rows())
     out[data.reached] = model.left_out_
     return out

@@ -21,8 +21,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from recguide.bench.cases import about_model, about_prompts
 from recguide.bench.measure import encode
-from recguide.bench.prompts import fingerprint, load_prompts, spread
+from recguide.bench.prompts import load_prompts, spread
 from recguide.commands.entry import run
 from recguide.commands.options import PromptsFile, integers, open_model, progress_bar, words
 from recguide.engine.engine import Engine
@@ -156,8 +157,8 @@ def main(
     def result() -> dict:
         return {
             "provenance": about,
-            "model": {"name": loaded.name, "fingerprint": loaded.fingerprint, "dtype": loaded.dtype_name},
-            "prompts": {"count": len(chosen), "fingerprint": fingerprint(chosen)},
+            "model": about_model(loaded),
+            "prompts": about_prompts(chosen),
             "settings": asdict(walk) | {"policies": list(specs)},
             "summary": summarise(runs),
             "runs": runs,

@@ -21,14 +21,15 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from recguide.bench.cases import about_model, run_cases
 from recguide.commands.entry import run
-from recguide.commands.options import Device, Dtype, ModelName, open_model, progress_bar
+from recguide.commands.options import Device, Dtype, ModelName, open_model
 from recguide.engine.cache import KVCache, StepAttention
 from recguide.engine.layout import Segment, build_layout
 from recguide.errors import RecGuideError
 from recguide.models import embedded
 from recguide.models.loader import Model
-from recguide.provenance import check_writable, provenance, write_json
+from recguide.provenance import check_writable, provenance
 
 FORWARDS = 5  # timed together as one sample; the first forward after the other engine's is not timed
 app = typer.Typer(add_completion=False)
@@ -152,15 +153,10 @@ class ForwardBench:
                 yield f"{case.name} rows, {repeat + 1} of {self.repeats}"
 
     def result(self) -> dict:
-        model = self.model
         return {
             "schema": 1,
             "provenance": self._provenance,
-            "model": {
-                "name": model.name,
-                "fingerprint": model.fingerprint,
-                "dtype": model.dtype_name,
-            },
+            "model": about_model(self.model),
             "settings": {"context": self.context, "repeats": self.repeats},
             "cases": [self._row(case) for case in CASES if self.theirs[case]],
         }
@@ -209,16 +205,7 @@ def main(
         check_writable(json_out)
     console = Console()
     bench = ForwardBench(open_model(model, dtype, device, "none", console), context, repeats)
-    try:
-        with progress_bar(console) as progress:
-            task = progress.add_task("loading transformers' model", total=repeats * len(CASES))
-            for line in bench.run():
-                progress.update(task, advance=1, description=line)
-    finally:
-        result = bench.result()
-        console.print(table(result))
-        if json_out is not None:
-            write_json(json_out, result)
+    run_cases(bench, repeats * len(CASES), "loading transformers' model", table, json_out, console)
 
 
 if __name__ == "__main__":

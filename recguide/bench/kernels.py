@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from recguide.bench.cases import about_model, run_cases
 from recguide.commands.entry import run
-from recguide.commands.options import Adapter, Device, Dtype, ModelName, open_model, progress_bar
+from recguide.commands.options import Adapter, Device, Dtype, ModelName, open_model
 from recguide.engine.cache import KVCache, StepAttention
 from recguide.engine.engine import LOGIT_ROWS
 from recguide.engine.layout import Segment, build_layout
@@ -33,7 +34,7 @@ from recguide.kernels.backend import choose
 from recguide.kernels.signals import signals
 from recguide.models import embedded
 from recguide.models.loader import Model
-from recguide.provenance import check_writable, provenance, write_json
+from recguide.provenance import check_writable, provenance
 
 ATTENTION_LIMIT, SIGNALS_LIMIT = 0.25, 0.05
 GREEDY = SamplingParams(seed=0)
@@ -140,12 +141,11 @@ class SharesBench:
                 yield f"{case.name}, {repeat + 1} of {self.repeats}"
 
     def result(self) -> dict:
-        model = self.model
-        backend, reason = choose(model.backbone.device)
+        backend, reason = choose(self.model.backbone.device)
         return {
             "schema": 1,
             "provenance": self._provenance,
-            "model": {"name": model.name, "fingerprint": model.fingerprint, "dtype": model.dtype_name},
+            "model": about_model(self.model),
             "kernels": {"backend": backend, "reason": reason},
             "settings": {"concurrency": self.requests, "context": self.context, "repeats": self.repeats},
             "limits": {"attention_of_forward": ATTENTION_LIMIT, "signals_of_step": SIGNALS_LIMIT},
@@ -193,16 +193,7 @@ def main(
         check_writable(json_out)
     console = Console()
     bench = SharesBench(open_model(model, dtype, device, adapter, console), concurrency, context, repeats)
-    try:
-        with progress_bar(console) as progress:
-            task = progress.add_task("first steps", total=repeats * len(CASES))
-            for line in bench.run():
-                progress.update(task, advance=1, description=line)
-    finally:
-        result = bench.result()
-        console.print(table(result))
-        if json_out is not None:
-            write_json(json_out, result)
+    run_cases(bench, repeats * len(CASES), "first steps", table, json_out, console)
 
 
 if __name__ == "__main__":

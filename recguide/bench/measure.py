@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from recguide.bench.prompts import Prompt, fingerprint
+from recguide.bench.cases import about_model, about_prompts
+from recguide.bench.prompts import Prompt
 from recguide.engine.engine import Engine, default_context
 from recguide.engine.request import Request, raise_failed
 from recguide.engine.sampling import SamplingParams
@@ -116,14 +117,12 @@ class Bench:
         return {
             "schema": SCHEMA,
             "provenance": self._provenance,
-            "model": {
-                "name": model.name,
-                "fingerprint": model.fingerprint,
-                "dtype": model.dtype_name,
+            "model": about_model(model)
+            | {
                 "adapter": model.adapter_path and adapter_sha256(model.adapter_path)[:16],
                 "fallbacks": model.fallbacks,
             },
-            "prompts": {"count": len(self.prompts), "fingerprint": fingerprint(self.prompts)},
+            "prompts": about_prompts(self.prompts),
             "settings": asdict(self.settings),
             "summary": summarise(self.runs),
             "runs": self.runs,

@@ -16,9 +16,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from recguide.bench.cases import about_prompts
 from recguide.bench.changing_load import ClosedLoop, Walk
 from recguide.bench.measure import encode
-from recguide.bench.prompts import fingerprint, load_prompts, spread
+from recguide.bench.prompts import load_prompts, spread
 from recguide.commands.entry import run
 from recguide.commands.options import PromptsFile, integers, open_model
 from recguide.models import embedded
@@ -76,8 +77,8 @@ def main(
             rows.append(measure(model, policy, encoded, load, seconds))
     console.print(_shown(rows))
     if json_out is not None:
-        about = {"count": len(chosen), "fingerprint": fingerprint(chosen)}
-        write_json(json_out, {"provenance": provenance(), "policy": policy, "prompts": about, "rows": rows})
+        about = {"provenance": provenance(), "policy": policy, "prompts": about_prompts(chosen)}
+        write_json(json_out, about | {"rows": rows})
 
 
 def _shown(rows: list[dict]) -> Table:

@@ -11,9 +11,17 @@ from rich.table import Table
 
 from recguide.commands.entry import say
 from recguide.commands.options import Adapter, Device, Dtype, ModelName, open_model, say_fallbacks
+from recguide.control.controller import Controller, load_controller
+from recguide.control.replay import replay as replayed
+from recguide.control.shipped import shipped_controller
+from recguide.control.step_time import step_time_of
 from recguide.engine.plan import RequestPlan
 from recguide.errors import RecGuideError
 from recguide.models import embedded
+from recguide.models.loader import Model
+from recguide.policies import parse_policy
+from recguide.provenance import check_writable, provenance, write_json
+from recguide.trace.reader import read_trace
 
 
 def replay(
@@ -37,14 +45,6 @@ def replay(
 
     Example: recguide replay runs/first --policy ar-row:5
     """
-    from recguide.control.controller import load_controller
-    from recguide.control.replay import replay as replayed
-    from recguide.control.shipped import shipped_controller
-    from recguide.control.step_time import step_time_of
-    from recguide.policies import parse_policy
-    from recguide.provenance import check_writable, provenance, write_json
-    from recguide.trace.reader import read_trace
-
     if worst < 0:
         raise RecGuideError(f"worst is {worst}; allowed: >= 0")
     if json_out is not None:
@@ -54,12 +54,10 @@ def replay(
     loaded = open_model(model, dtype, device, adapter, console)
     if trace.manifest["model_fingerprint"] != loaded.fingerprint:
         raise RecGuideError(f"{run}: log of model {trace.manifest['model']}; name that model with --model")
-    path = controller or shipped_controller(loaded)
-    if path is None:
-        raise RecGuideError("no controller ships for this model; train one and name it with --controller")
+    judge = _judge(controller, loaded)
     planned.attach(loaded)
     say_fallbacks(planned, console)
-    result = replayed(trace, planned, load_controller(path), step_time_of(loaded)[0])
+    result = replayed(trace, planned, judge, step_time_of(loaded)[0])
     console.print(_worst(result.worst(worst)))
     low, high = result.interval
     gain = f"{result.gain:+.3f} tokens a decision against the recorded plans"
@@ -84,6 +82,16 @@ def replay(
                 "decisions": [_as_json(d) for d in result.decisions],
             },
         )
+
+
+def _judge(path: Path | None, model: Model) -> Controller:
+    """The controller that was named, or the one that ships."""
+    if path is not None:
+        return load_controller(path)
+    found = shipped_controller(model)
+    if found is None:
+        raise RecGuideError("no controller ships for this model; train one and name it with --controller")
+    return found[1]
 
 
 def _worst(decisions) -> Table:

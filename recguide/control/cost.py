@@ -98,19 +98,23 @@ class CostTable:
 
         Beyond the grid the last two points of an axis are continued in a straight line.
         """
+        measured = self._measured(requests, causal_rows, draft_rows, context)
+        return measured * self._correction(requests, causal_rows, draft_rows)
+
+    def _measured(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
+        """What the table itself says."""
         rows = (causal_rows + draft_rows) / requests
         cost = self._read(self._causal, requests, rows, context)
         if draft_rows:
             each = draft_rows / requests
             cost += self._read(self._drafting, requests, each, context)
             cost -= self._read(self._causal, requests, each + 1, context)
-        return max(cost, self._least) * self._correction(requests, causal_rows, draft_rows)
+        return max(cost, self._least)
 
     def observe(self, measured_ms: float, requests: int, causal_rows: int, draft_rows: int, context: float) -> None:
         """Refine the table by a step that was made: running ratios for steps like it, and for all of its kind."""
         cell, kind = self._cell(requests, causal_rows, draft_rows)
-        correction = self._correction(requests, causal_rows, draft_rows)
-        ratio = measured_ms * correction / self.predict(requests, causal_rows, draft_rows, context)
+        ratio = measured_ms / self._measured(requests, causal_rows, draft_rows, context)
         for running in (self._cells.setdefault(cell, Running()), self._kinds.setdefault(kind, Running())):
             running.add(min(max(ratio, 0.5), 2.0))
 

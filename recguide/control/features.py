@@ -14,6 +14,7 @@ import numpy as np
 
 SCHEMA = 1
 KINDS = ("draft", "correction", "open", "continuation")
+OPENED = KINDS.index("open")  # kinds from here on begin with a mask, those before with a known token
 MOST = 16  # draft positions the models know; later ones are taken for this one
 DECAY = 0.8  # weight of a verification for the history, a verification later
 PRIOR = (0.5, 1.0)  # accepted, reached: what a request without history counts as
@@ -100,7 +101,7 @@ def _places(out: np.ndarray, kinds: np.ndarray) -> None:
     """The place in the draft, and whether it is the first one, by whether what is before it was known."""
     out[:, :, 0] = np.arange(1, out.shape[1] + 1)
     out[:, :, 1:] = 0.0
-    opened = kinds >= KINDS.index("open")
+    opened = kinds >= OPENED
     out[:, 0, 1] = opened
     out[:, 0, 2] = ~opened
 

@@ -35,10 +35,13 @@ class _Solved:
 
 
 class OperatingPoints:
-    """``StepTime`` and ``Controller`` to prices. Not thread-safe: one engine's thread asks. ``freedom`` as in Shape."""
+    """``StepTime`` and ``Controller`` to prices. Not thread-safe: one engine's thread asks. ``price`` multiplies what
+    rows cost; ``freedom`` as in Shape."""
 
-    def __init__(self, controller: Controller, step_time: StepTime, monitor: Monitor, **freedom: Any):
-        self._controller, self._time, self._monitor = controller, step_time, monitor
+    def __init__(
+        self, controller: Controller, step_time: StepTime, monitor: Monitor, *, price: float = 1.0, **freedom: Any
+    ):
+        self._controller, self._time, self._monitor, self._price = controller, step_time, monitor, price
         self.shape = Shape(1 - controller.draft_shift, controller.open_chance, **freedom)
         self._points: dict[tuple[int, int], _Solved] = {}
         self._tariffs: tuple[Operating, list[Tariff]] | None = None
@@ -52,7 +55,7 @@ class OperatingPoints:
         if found is not None and found.asked < LASTING:
             found.asked += 1
             return found.point
-        point = self._solve(*key, found.point if found else None)
+        point = _priced(self._solve(*key, found.point if found else None), self._price)
         self._points[key] = _Solved(point)
         self._times.clear()
         return point
@@ -109,3 +112,10 @@ class OperatingPoints:
 
 def _middle(stretch: int) -> float:
     return (stretch + 0.5) * CONTEXT_STEP
+
+
+def _priced(point: Operating, times: float) -> Operating:
+    """The point with its prices overridden by a person."""
+    found = point.prices
+    names = ("rate", "causal", "draft", "causal_alone")
+    return replace(point, prices=replace(found, **{name: times * getattr(found, name) for name in names}))

@@ -27,7 +27,7 @@ from recguide.engine.request import Draft, Request
 from recguide.engine.sampling import SamplingParams
 from recguide.errors import RecGuideError
 from recguide.policies.base import Policy
-from recguide.trace.reader import Trace
+from recguide.trace.reader import Trace, with_verifications
 
 RESAMPLES = 400
 UNKNOWN_REMAINING = 64  # tokens a request may still commit, where the log does not say
@@ -119,19 +119,15 @@ def _steps(trace: Trace) -> Iterator[tuple[int, list[_Logged]]]:
     shift = trace.manifest.get("draft_shift", 0)
     ended = trace.tables["requests"].to_pylist()  # a log cut short knows no limit of those that were running
     limits = {r["request"]: r["prompt_tokens"] + r["max_new_tokens"] for r in ended}
-    plans = trace.tables["plans"].sort_by([("step", "ascending"), ("request", "ascending")]).to_pylist()
     drafts: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in trace.tables["draft_positions"].to_pylist():
         drafts.setdefault((row["step"], row["request"]), []).append(row)
-    histories: dict[int, list[tuple[int, int]]] = {}
-    for step, rows in itertools.groupby(plans, key=lambda row: row["step"]):
+    walk = with_verifications(trace.tables["plans"])
+    for step, rows in itertools.groupby(walk, key=lambda pair: pair[0]["step"]):
         logged = []
-        for row in rows:
-            past = histories.setdefault(row["request"], [])
+        for row, past in rows:
             held = sorted(drafts.get((step, row["request"]), []), key=lambda d: d["position"])
             logged.append(_logged(row, held, list(past), shift, limits.get(row["request"])))
-            if row["verify"] > 0:
-                past.append((row["verify"], row["accepted"]))
         yield step, logged
 
 
@@ -201,7 +197,7 @@ def _worth(plan: RequestPlan, row: _Logged, conditional: Sequence[float], ready:
     """Tokens that a plan earns, and whether the log alone says so."""
     if plan.verify is None:
         return max((float(ready[min(b.drafts, len(ready) - 1)]) for b in plan.branches), default=0.0), True
-    known_to = row.accepted if row.reached > row.accepted else None  # a rejection answers for every trim
+    rejected = row.reached > row.accepted  # which answers for every trim
     survival = _survival(plan.verify, row, conditional)
     tokens = 1 + sum(survival)
     ends = np.append(-np.diff(np.append(1.0, survival)), survival[-1] if len(survival) else 1.0)
@@ -211,7 +207,7 @@ def _worth(plan: RequestPlan, row: _Logged, conditional: Sequence[float], ready:
         place = branch.parent - 1
         if branch.token is None and place < len(ends):
             worth[place] = max(worth.get(place, 0.0), float(ends[place] * ready[size]))
-    return tokens + sum(worth.values()), plan.verify <= row.reached or known_to is not None
+    return tokens + sum(worth.values()), plan.verify <= row.reached or rejected
 
 
 def _survival(verify: int, row: _Logged, conditional: Sequence[float]) -> list[float]:

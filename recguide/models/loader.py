@@ -17,7 +17,7 @@ from recguide.models.adapter import DraftAdapter, FusedAdapter, load_adapter
 from recguide.models.backbone import Backbone
 from recguide.models.checkpoint import Weights, fingerprint_folder, fingerprint_tensors, read_json, weight_bytes
 from recguide.models.config import ModelConfig, from_hf
-from recguide.models.memory import keep_freed_memory
+from recguide.models.memory import keep_freed_memory, limit_kernel_cache
 from recguide.models.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
 
 BUNDLED_ADAPTER = "linear_spec_lora"
@@ -102,6 +102,7 @@ def load_model(
     kind = _dtype(dtype) if dtype else default_dtype(where)
     if where.type == "cpu":
         keep_freed_memory()
+        limit_kernel_cache()
     folder = find_folder(name)
     config = _read_config(folder)
     weights = Weights(folder, config, kind, where)

@@ -1,4 +1,4 @@
-"""Keeps freed memory in the process, so that large temporaries of every step do not fault their pages in anew.
+"""How the process uses memory on a CPU: what is freed is kept for the next step, kernels of shapes long gone are not.
 
 glibc gives big blocks back to the system as soon as they are freed; a step that makes a few megabytes of logits then
 pays one page fault per 4 kB, which costs up to half of a step in a virtual machine.
@@ -18,9 +18,13 @@ KEPT = 2**30  # bytes at the top of the heap that are not given back; blocks abo
 PRIMITIVES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 
 
+def limit_kernel_cache() -> None:
+    """Have oneDNN keep fewer kernels, unless the user has said how many."""
+    os.environ.setdefault(*PRIMITIVES)
+
+
 def keep_freed_memory() -> bool:
     """Ask the C library to keep what is freed for the next step. False where it is not glibc."""
-    os.environ.setdefault(*PRIMITIVES)
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt

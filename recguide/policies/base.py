@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class Knob:
     """A number a person may set. The command line, validation and sliders are all made from it."""
 
+    takes_text: ClassVar[bool] = False
     name: str
     default: float
     low: float
@@ -41,8 +42,6 @@ class Knob:
                 f"policy {policy}: {self.name} is {number}; allowed: {self.low}..{self.high} {self.unit}"
             )
         return number
-
-    takes_text: ClassVar[bool] = False
 
     def text(self, value: Any) -> str:
         """The value as ``check`` reads it back."""

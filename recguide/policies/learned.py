@@ -10,7 +10,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from recguide.control.choose import Choice, choose
 from recguide.control.controller import Controller, load_controller
+from recguide.control.features import KINDS, OPENED
 from recguide.control.forecast import Forecaster, Seen
 from recguide.control.modes import Modes
 from recguide.control.monitor import Monitor
@@ -75,7 +76,7 @@ FREEDOMS: dict[str, dict[str, Any]] = {
 }
 
 PROBE_EVERY = 32  # steps between drafts while drifted, to see whether drafting works again
-PROBE_DRAFTS, PROBE_KIND = 3, "probe"
+PROBE_DRAFTS = 3
 FLOOR_WEIGHT = 4.0  # what a token of a request below its floor counts at most
 
 
@@ -91,23 +92,30 @@ class RecGuide(Policy):
         self._attached = False
 
     def attach(self, model: Model) -> None:
-        path = Path(self.file) if self.file else shipped_controller(model)
-        if path is None:
-            raise RecGuideError(
-                f"policy {self.name}: no controller ships for model {model.name!r}; train one with 'recguide train' "
-                f"and name it: {self.name}:FILE"
-            )
-        self.controller = load_controller(path)
+        path, self.controller = self._find(model)
         _check_fits(self.controller, model, path)
         self._time, missing = step_time_of(model)
         self.fallbacks = (f"policy {self.name}: {missing}",) if missing else ()
         self.monitor = Monitor(self.controller.usual)
         self._forecast = Forecaster(self.controller, self.monitor)
-        self._points = OperatingPoints(self.controller, self._time, self.monitor, **FREEDOMS[self.use])
+        freedom = FREEDOMS[self.use]
+        self._points = OperatingPoints(self.controller, self._time, self.monitor, price=self.price, **freedom)
         self._points.prepare()
         self._steps, self._mix, self._branches, self._modes = 0, Counter(), Counter(), Modes()
         self._last: _Step | None = None
         self._attached = True
+
+    def _find(self, model: Model) -> tuple[Path, Controller]:
+        """The file that was named, or the one that ships."""
+        if self.file:
+            return Path(self.file), load_controller(Path(self.file))
+        found = shipped_controller(model)
+        if found is None:
+            raise RecGuideError(
+                f"policy {self.name}: no controller ships for model {model.name!r}; train one with 'recguide train' "
+                f"and name it: {self.name}:FILE"
+            )
+        return found
 
     # -- planning ----------------------------------------------------------------------------------------------
 
@@ -116,7 +124,7 @@ class RecGuide(Policy):
             return []
         self._steps += 1
         context = sum(len(r.tokens) for r in requests) / len(requests)
-        point = _priced(self._points.at(len(requests), context), self.price)
+        point = self._points.at(len(requests), context)
         holding = any(request.draft for request in requests)
         if self.monitor.drift is not None:
             plans = self._probing(requests)
@@ -201,9 +209,7 @@ class RecGuide(Policy):
     # -- learning ----------------------------------------------------------------------------------------------
 
     def learn(self, step: StepRecord, outcomes: Sequence[Outcome]) -> None:
-        """What came of a step: forecasts are recalibrated, and now and then the cost table is refined."""
-        if not self._attached:
-            return
+        """What came of a step: forecasts are recalibrated, and step times refined."""
         for outcome in outcomes:
             self._learn_outcome(outcome)
         if self.online and self._last and not step.prefill_rows:
@@ -221,7 +227,7 @@ class RecGuide(Policy):
         if not given or outcome.held is None:
             return
         outlook = outcome.plan.outlook
-        known = outcome.held.kind in ("draft", "correction")
+        known = KINDS.index(outcome.held.kind) < OPENED
         predicted = list(outlook.conditional[:given]) if outlook is not None else []
         usual = self.controller.usual[int(known)].tolist()
         self.monitor.learn(known, predicted or usual[:given], len(outcome.emitted) - 1, given, adapt=bool(self.online))
@@ -257,15 +263,6 @@ class _Step:
     context: float
     milliseconds: float
     drafting: bool
-
-
-def _priced(point: Operating, times: float) -> Operating:
-    """The point with its prices overridden by a person."""
-    if times == 1:
-        return point
-    found = point.prices
-    names = ("rate", "causal", "draft", "causal_alone")
-    return replace(point, prices=replace(found, **{name: times * getattr(found, name) for name in names}))
 
 
 def _check_fits(controller: Controller, model: Model, path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,17 @@ def read_traces(folders: Sequence[Path]) -> list[Trace]:
     if not any(len(trace.tables["plans"]) for trace in traces):
         raise RecGuideError(f"{', '.join(map(str, folders))}: no plan was logged; record a longer run")
     return traces
+
+
+def with_verifications(plans: pa.Table) -> Iterator[tuple[dict[str, Any], list[tuple[int, int]]]]:
+    """Plans in the order of their steps, each with the verifications of its request before it: (drafts given, drafts
+    accepted). The list grows as the walk goes on; copy what is to stay."""
+    past: dict[int, list[tuple[int, int]]] = {}
+    for row in plans.sort_by([("step", "ascending"), ("request", "ascending")]).to_pylist():
+        mine = past.setdefault(row["request"], [])
+        yield row, mine
+        if row["verify"] > 0:
+            mine.append((row["verify"], row["accepted"]))
 
 
 def _read_table(folder: Path, name: str, schema: pa.Schema) -> tuple[pa.Table, bool]:

@@ -1,4 +1,4 @@
-"""A real browser on a real ``recguide lab``, where there is a browser."""
+"""A running session, and a real browser on a real ``recguide lab``, where there is a browser."""
 
 from __future__ import annotations
 
@@ -7,6 +7,17 @@ from pathlib import Path
 
 import pytest
 from recguide.lab.robot_server import FLAGS, chromium, running_lab
+
+from tests.lab.helpers import make_session
+
+
+@pytest.fixture
+def session(tmp_path):
+    """A session on the tiny model, running."""
+    made = make_session(tmp_path)
+    made.start()
+    yield made
+    made.stop()
 
 
 @pytest.fixture

@@ -18,15 +18,7 @@ from recguide.lab.state import NAME, load_state
 
 from recguide.errors import RecGuideError
 from recguide.policies import POLICIES
-from tests.lab.helpers import MODEL, make_session, own_threads, wait
-
-
-@pytest.fixture
-def session(tmp_path):
-    made = make_session(tmp_path)
-    made.start()
-    yield made
-    made.stop()
+from tests.lab.helpers import MODEL, own_threads, wait
 
 
 @pytest.fixture

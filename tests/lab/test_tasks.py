@@ -28,14 +28,6 @@ def said(*_):
 
 
 @pytest.fixture
-def session(tmp_path):
-    made = make_session(tmp_path)
-    made.start()
-    yield made
-    made.stop()
-
-
-@pytest.fixture
 def actions(session):
     return Actions(session, lambda what, path: None)
 
