@@ -35,7 +35,7 @@ def about_prompts(prompts: Sequence[Prompt]) -> dict[str, Any]:
 def run_cases(
     cases: Cases, total: int, first: str, table: Callable[[dict], Table], json_out: Path | None, console: Console
 ) -> None:
-    """Measure with a bar (``first`` stands there before the first line), then show and write; on Ctrl-C what is done."""
+    """Measure with a bar that first says ``first``, then show and write; on Ctrl-C, what is done."""
     try:
         with progress_bar(console) as progress:
             task = progress.add_task(first, total=total)
