@@ -40,7 +40,11 @@ function render({ model, el }) {
   }
   const say = (tick) => {
     const seen = document.visibilityState === "visible";
-    model.send({ tick, theme: theme(), seen, busy: timer ? busy / 1000 : null });
+    try {
+      model.send({ tick, theme: theme(), seen, busy: timer ? busy / 1000 : null });
+    } catch {
+      return;  // the kernel is gone: an answer was under way, and nobody waits for it
+    }
     busy = 0;
   };
   const answer = () => {
