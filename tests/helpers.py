@@ -86,24 +86,31 @@ def small_model(
     weights=None,
     pack: bool = True,
     shift: int = 0,
+    chain: int = 0,
 ) -> Model:
     """A float32 model with a random draft adapter (``rank`` 0: none) that is right about half of the time."""
     weights = weights or small_weights(config, seed, leaning)
     model = Model("small", config, Backbone(config, weights, pack=pack), ByteTokenizer(), fingerprint_tensors(weights))
     if rank:
-        model.adapter = random_adapter(model, rank, seed, shift=shift)
+        model.adapter = random_adapter(model, rank, seed, shift=shift, chain=chain)
         if config.has_virtual_mask:
             model.adapter.mask_embedding[0] = leaning
     return model
 
 
 def random_adapter(
-    model: Model, rank: int = 4, seed: int = 0, size: float = 0.1, shift: int = 0, adapt_tokens: bool = True
+    model: Model,
+    rank: int = 4,
+    seed: int = 0,
+    size: float = 0.1,
+    shift: int = 0,
+    adapt_tokens: bool = True,
+    chain: int = 0,
 ) -> DraftAdapter:
     torch.manual_seed(seed)
     adapter = DraftAdapter(
         model.config,
-        AdapterConfig(rank=rank, alpha=2 * rank, draft_shift=shift, adapt_tokens=adapt_tokens),
+        AdapterConfig(rank=rank, alpha=2 * rank, draft_shift=shift, adapt_tokens=adapt_tokens, chain=chain),
         model.fingerprint,
     )
     for parameter in adapter.parameters():

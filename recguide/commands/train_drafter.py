@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from recguide.bench.prompts import Prompt, load_prompts
 from recguide.commands.entry import say
 from recguide.commands.options import Device, Dtype, ModelName, progress_bar
-from recguide.drafter.dialogues import DialogueSettings, read_dialogues, write_dialogues
+from recguide.drafter.dialogues import DialogueSettings, read_dialogues, write_answers, write_dialogues
 from recguide.drafter.train import Report, Trainer, TrainSettings
 from recguide.errors import RecGuideError
 from recguide.models import embedded
@@ -24,6 +25,13 @@ DEFAULTS = TrainSettings()
 def train_drafter(
     out: Annotated[Path, typer.Argument(help="Run folder: dialogues, state, log, and the adapter.")],
     dialogues: Annotated[int, typer.Option(help="How many dialogues the model writes for itself.")] = 1500,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text or JSONL of prompts to answer, such as your own users'. Default: write user turns too."
+        ),
+    ] = None,
+    answer_tokens: Annotated[int, typer.Option(help="Longest answer.")] = DialogueSettings.answer_tokens,
     steps: Annotated[int, typer.Option(help="Training steps in all sittings together.")] = DEFAULTS.steps,
     minutes: Annotated[float, typer.Option(help="Stop training after this sitting's minutes.")] = math.inf,
     rows: Annotated[int, typer.Option(help="Draft rows a step.")] = DEFAULTS.rows,
@@ -42,6 +50,9 @@ def train_drafter(
         str, typer.Option(help="Projections that get factors. Each costs a product in every step that drafts.")
     ] = ",".join(DEFAULTS.targets),
     layers: Annotated[str, typer.Option(help="Layers that get factors, such as 12-29 (from 0 on). Default: all.")] = "",
+    chain: Annotated[
+        int, typer.Option(help="Rank of the chain, by which drafts of a block know those before them. 0: none.")
+    ] = DEFAULTS.chain,
     start_from: Annotated[
         Path | None, typer.Option(help="An adapter folder to start from, of at most this rank.")
     ] = None,
@@ -53,8 +64,8 @@ def train_drafter(
 ) -> None:
     """Train the draft adapter by self-distillation. Interrupt it whenever you like: the same command goes on.
 
-    The model writes its own prompts and answers, then learns to draft its own text block by block, with LoRA on draft
-    rows only. Use the result with --adapter OUT/adapter.
+    The model answers your prompts, or writes its own and answers these. It then learns to draft its own text block by
+    block, with LoRA on draft rows only. Use the result with --adapter OUT/adapter.
 
     Example: recguide train-drafter runs/drafter --minutes 60
     """
@@ -69,13 +80,16 @@ def train_drafter(
         adapt_tokens=adapt_tokens,
         targets=tuple(targets.split(",")),
         layers=_layers(layers),
+        chain=chain,
     )
     if eval_every < 1:
         raise RecGuideError(f"eval_every is {eval_every}; allowed: >= 1")
     path = out / "dialogues.jsonl"
     check_writable(path)
     console = Console()
-    _dialogues(load_model(model, dtype=dtype, device=device, adapter=None), path, dialogues, seed, console)
+    given = None if prompts is None else load_prompts(prompts)
+    writing = DialogueSettings(answer_tokens=answer_tokens, seed=seed)
+    _dialogues(load_model(model, dtype=dtype, device=device, adapter=None), path, given or dialogues, writing, console)
     trainable = load_model(model, dtype=dtype, device=device, adapter=None, pack=False)
     trainer = Trainer(trainable, read_dialogues(path), settings, out, start_from)
     _train(trainer, minutes, eval_every, console)
@@ -92,17 +106,21 @@ def _layers(text: str) -> tuple[int, ...]:
     return tuple(range(int(first), int(last) + 1))
 
 
-def _dialogues(model: Model, path: Path, count: int, seed: int, console: Console) -> None:
-    have = len(read_dialogues(path))
-    if have >= count:
-        return
+def _dialogues(
+    model: Model, path: Path, wanted: list[Prompt] | int, settings: DialogueSettings, console: Console
+) -> None:
+    """Answers to the ``wanted`` prompts, or as many self-made dialogues."""
+    count = wanted if isinstance(wanted, int) else len(wanted)
     with progress_bar(console, transient=False) as progress:
-        task = progress.add_task("dialogues", total=count, completed=have)
+        task = progress.add_task("dialogues", total=count, completed=len(read_dialogues(path)))
 
         def on_dialogue(done: int, tokens: int) -> None:
             progress.update(task, completed=done, description=f"dialogues, {tokens} answer tokens")
 
-        write_dialogues(model, path, count, DialogueSettings(seed=seed), on_dialogue)
+        if isinstance(wanted, int):
+            write_dialogues(model, path, wanted, settings, on_dialogue)
+        else:
+            write_answers(model, path, wanted, settings, on_dialogue)
 
 
 def _train(trainer: Trainer, minutes: float, eval_every: int, console: Console) -> None:

@@ -1,18 +1,20 @@
-"""Self-made dialogues: the model writes user turns from openers, then answers them.
+"""Dialogues to train on: the model answers given prompts, or user turns that it wrote itself from openers.
 
-The user turn is sampled inside the model's chat template, the answer is greedy (a small share is sampled, since users
-sample too). Dialogues are appended to a JSONL file as they finish, so that an interrupted run goes on where it was.
+A self-made user turn is sampled inside the model's chat template. The answer is greedy (a small share is sampled, since
+users sample too). Dialogues are appended to a JSONL file as they finish: an interrupted run goes on where it was.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 
+from recguide.bench.prompts import Prompt
 from recguide.engine.engine import Engine
 from recguide.engine.request import Request
 from recguide.engine.sampling import SamplingParams
@@ -21,6 +23,7 @@ from recguide.models.loader import Model
 
 LONG = frozenset({"summarization", "rag", "extraction", "translation"})
 SAMPLED_SHARE = 0.15
+MIN_ANSWER = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,32 +70,67 @@ def read_dialogues(path: Path) -> list[Dialogue]:
 def write_dialogues(
     model: Model, path: Path, count: int, settings: DialogueSettings, progress: Callable[[int, int], None]
 ) -> None:
-    """Append dialogues to ``path`` until it holds ``count``. ``progress`` gets (dialogues, answer tokens) so far."""
+    """Append self-made dialogues to ``path`` until it holds ``count``. ``progress`` gets (dialogues, answer tokens)."""
     have = read_dialogues(path)
+    if len(have) < count:
+        _append(path, have, islice(_make(model, settings, first=len(have)), count - len(have)), progress)
+
+
+def write_answers(
+    model: Model,
+    path: Path,
+    prompts: Sequence[Prompt],
+    settings: DialogueSettings,
+    progress: Callable[[int, int], None],
+) -> None:
+    """Append the model's answers to those of ``prompts`` that ``path`` does not hold yet. Answers of fewer than
+    MIN_ANSWER tokens and prompts that leave no room for an answer teach nothing: they are left out."""
+    have = read_dialogues(path)
+    done = {tuple(d.prompt) for d in have}
+    _append(path, have, _answer(model, prompts, done, settings), progress)
+
+
+def _append(path: Path, have: list[Dialogue], more: Iterator[Dialogue], progress: Callable[[int, int], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(map(_line, have)))
+    path.write_text("".join(map(_line, have)))  # without a line that a kill cut short
     done, tokens = len(have), sum(len(d.answer) for d in have)
-    if done >= count:
-        return
     with path.open("a") as stream:
-        for dialogue in _make(model, settings, first=done):
+        for dialogue in more:
             stream.write(_line(dialogue))
             stream.flush()
             done, tokens = done + 1, tokens + len(dialogue.answer)
             progress(done, tokens)
-            if done >= count:
-                return
 
 
 def _line(dialogue: Dialogue) -> str:
     return json.dumps(vars(dialogue)) + "\n"
 
 
+def _engine(model: Model, settings: DialogueSettings) -> Engine:
+    return Engine(model, "ar", max_concurrency=settings.concurrency, max_context=min(1024, model.config.max_positions))
+
+
+def _answer(
+    model: Model, prompts: Sequence[Prompt], done: set[tuple[int, ...]], settings: DialogueSettings
+) -> Iterator[Dialogue]:
+    engine = _engine(model, settings)
+    chooser = random.Random(settings.seed)
+    categories = {}
+    for prompt in prompts:
+        ids = model.tokenizer.chat(prompt.as_messages())
+        params = _answer_params(settings, chooser)  # drawn for prompts that are done too: a resumed run goes on alike
+        if tuple(ids) not in done and len(ids) + settings.answer_tokens <= engine.max_context:
+            categories[engine.submit(ids, params).id] = prompt.category
+    while engine.waiting or engine.running:
+        for delta in engine.step():
+            request = delta.request
+            if delta.finish_reason is not None and len(request.output) >= MIN_ANSWER:
+                yield Dialogue(request.prompt, request.output, categories[request.id])
+
+
 def _make(model: Model, settings: DialogueSettings, first: int) -> Iterator[Dialogue]:
     """Dialogues without end, many at a time; numbered from ``first`` so that a resumed run does not repeat itself."""
-    engine = Engine(
-        model, "ar", max_concurrency=settings.concurrency, max_context=min(1024, model.config.max_positions)
-    )
+    engine = _engine(model, settings)
     chooser = random.Random(f"{settings.seed}/{first}")
     choices, categories, users = openers(), {}, set()
     while True:
@@ -111,7 +149,7 @@ def _make(model: Model, settings: DialogueSettings, first: int) -> Iterator[Dial
                 answer = _start_answer(engine, request, settings, chooser)
                 if answer:
                     categories[answer.id] = category
-            elif len(request.output) >= 8:
+            elif len(request.output) >= MIN_ANSWER:
                 yield Dialogue(request.prompt, request.output, category)
 
 
@@ -135,11 +173,13 @@ def _start_answer(engine: Engine, user: Request, settings: DialogueSettings, cho
     text = tokenizer.decode([t for t in turn if t not in user.eos_ids])
     if not text.strip():
         return None
-    temperature = 0.8 if chooser.random() < SAMPLED_SHARE else 0.0
-    params = SamplingParams(
-        max_new_tokens=settings.answer_tokens, temperature=temperature, seed=chooser.randrange(2**31)
-    )
+    params = _answer_params(settings, chooser)
     prompt = tokenizer.chat([{"role": "user", "content": text}])
     if len(prompt) + settings.answer_tokens > engine.max_context:
         return None  # text that the tokenizer writes longer than the model did
     return engine.submit(prompt, params)
+
+
+def _answer_params(settings: DialogueSettings, chooser: random.Random) -> SamplingParams:
+    temperature = 0.8 if chooser.random() < SAMPLED_SHARE else 0.0
+    return SamplingParams(max_new_tokens=settings.answer_tokens, temperature=temperature, seed=chooser.randrange(2**31))

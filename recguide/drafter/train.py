@@ -26,6 +26,7 @@ from recguide.errors import RecGuideError
 from recguide.kernels.attention import additive, attention, fold_mask
 from recguide.models.adapter import TARGETS, AdapterConfig, DraftAdapter, load_adapter
 from recguide.models.backbone import Attend
+from recguide.models.chain import Chain
 from recguide.models.loader import Model
 
 HELD_OUT = 0.04
@@ -42,7 +43,8 @@ class TrainSettings:
     first wrong one of their block would never be used: they weigh ``beyond``, the others 1. ``draft_shift`` 0: masks
     predict their own position; 1: every row of a block predicts the position behind it. ``adapt_tokens``: the adapter
     serves the known token of a block too (the published convention, with shift 0). ``targets`` and ``layers`` get
-    factors (no layers named: all); each costs a product in every step that drafts."""
+    factors (no layers named: all); each costs a product in every step that drafts. ``chain`` is the rank of the chain
+    (0: none)."""
 
     steps: int = 3000
     rows: int = 256
@@ -58,6 +60,7 @@ class TrainSettings:
     adapt_tokens: bool = False
     targets: tuple[str, ...] = TARGETS
     layers: tuple[int, ...] = ()
+    chain: int = 256
 
     def __post_init__(self) -> None:
         if not (self.adapt_tokens or self.draft_shift):
@@ -71,6 +74,8 @@ class TrainSettings:
                 raise RecGuideError(f"{name} is {getattr(self, name)}; allowed: >= 1")
         if not self.learning_rate > 0:
             raise RecGuideError(f"learning_rate is {self.learning_rate}; allowed: > 0")
+        if self.chain < 0:
+            raise RecGuideError(f"chain is {self.chain}; allowed: >= 0 (0: none)")
         for name in ("soft", "beyond"):
             if not 0 <= getattr(self, name) <= 1:
                 raise RecGuideError(f"{name} is {getattr(self, name)}; allowed: 0..1")
@@ -113,6 +118,7 @@ class Trainer:
             adapt_tokens=settings.adapt_tokens,
             targets=settings.targets,
             layers=settings.layers,
+            chain=settings.chain,
         )
         self.adapter = DraftAdapter(model.config, config, model.fingerprint).to(model.backbone.device)
         if self.adapter.mask_embedding is not None:
@@ -254,7 +260,18 @@ class Trainer:
             mask_rows=mask_rows,
             adapter=self.adapter.fused(backbone.dtype, device),
         )
-        return backbone.logits(hidden[scored_rows])
+        return backbone.logits(self._chained(hidden[scored_rows], clean, packed))
+
+    def _chained(self, hidden: Tensor, clean: list[CleanText], packed: list[PackedSequence]) -> Tensor:
+        """Hidden states of scored rows, moved by the tokens that were written before each."""
+        if self.adapter.chain is None:
+            return hidden
+        before, two_before = (
+            torch.cat([c.tokens[p.targets - back] for c, p in zip(clean, packed, strict=True)]) for back in (1, 2)
+        )
+        table = self.model.backbone.embedding
+        chain = Chain(self.adapter.chain, table, table, pack=False)  # only its move is used, which takes no head
+        return hidden + chain.move(hidden, before, two_before)
 
     @torch.no_grad()
     def evaluate(self) -> list[float]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from recguide.engine.accept import accepted_length
 from recguide.engine.cache import KVCache, StepAttention
+from recguide.engine.chaining import choose_along, pieces, runs_of
 from recguide.engine.drawing import Drawn, Work, draft_of, next_draft, reveal, rows_to_draw
 from recguide.engine.layout import Layout, Segment, build_layout
 from recguide.engine.observe import Observer, Outcome
@@ -242,7 +243,7 @@ class Engine:
             clock.mark("layout")
             hidden = self._forward(layout)
             clock.mark("forward")
-            drawn = self._draw(work, hidden, policy, clock)
+            drawn = self._draw(work, layout, hidden, policy, clock)
             for index, item in enumerate(work):
                 self._settle(item, layout.trunk_logits[index], layout.branch_logits[index], drawn)
             self.running = [r for r in self.running if not r.finished]
@@ -305,19 +306,24 @@ class Engine:
         )
         return hidden if layout.all_rows_scored else hidden[layout.logit_rows]
 
-    def _draw(self, work: list[Work], hidden: Tensor, policy: Policy, clock: _Clock) -> Drawn:
+    def _draw(self, work: list[Work], layout: Layout, hidden: Tensor, policy: Policy, clock: _Clock) -> Drawn:
         """Logits, draws and signals, a bounded piece at a time."""
         with_signals = policy.needs_signals or self.observer is not None
         rows, first_draft = rows_to_draw(work)
         drawn, entropy = Drawn(), self.observer is not None
-        for first in range(0, len(rows), LOGIT_ROWS):
-            part = slice(first, first + LOGIT_ROWS)
+        chain = self._adapter.chain if self.adapter_enabled else None
+        branches = layout.branch_logits
+        runs = [] if chain is None else runs_of(work, layout.trunk_logits, branches, self.model.adapt_tokens)
+        for part in pieces(len(rows), [s for each in branches for s in each], LOGIT_ROWS):
             logits = self.model.backbone.logits(hidden[part])
             clock.mark("forward")
-            signals_from = first_draft - first if with_signals else None
+            if runs:
+                choose_along(chain, runs, logits, hidden[part], rows[part], part.start, drawn)
+                clock.mark("chain")
+            signals_from = first_draft - part.start if with_signals else None
             drawn.add(logits, rows[part], signals_from, entropy=entropy)
             if policy.needs_verifier_entropy:
-                drawn.add_verifier(logits[: max(0, first_draft - first)])
+                drawn.add_verifier(logits[: max(0, first_draft - part.start)])
             clock.mark("sampling")
         return drawn
 

@@ -86,7 +86,7 @@ class RequestStats:
         return [self.kept_at[j] / self.reached[j] for j in sorted(self.reached)]
 
 
-PHASES = ("plan", "layout", "forward", "sampling", "accept", "other")
+PHASES = ("plan", "layout", "forward", "chain", "sampling", "accept", "other")
 
 
 @dataclass

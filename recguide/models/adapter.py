@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from recguide.errors import RecGuideError
 from recguide.kernels.adapter import add_low_rank
+from recguide.models.chain import Chain, ChainFactors
 from recguide.models.checkpoint import canonical, file_sha256
 from recguide.models.config import ModelConfig
 from recguide.models.linear import Linear
@@ -33,7 +34,7 @@ FUSED = {
 }
 TARGETS = tuple(name.split(".")[-1] for names in FUSED.values() for name in names)
 MASK_KEY = "mask_embedding"
-SHIFT_KEY, TOKENS_KEY = "draft_shift", "adapt_tokens"
+SHIFT_KEY, TOKENS_KEY, CHAIN_KEY = "draft_shift", "adapt_tokens", "chain_rank"
 PLAIN_LORA = {
     "bias": "none",
     "use_dora": False,
@@ -66,7 +67,7 @@ def projection_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
 class AdapterConfig:
     """``draft_shift`` is what its rows learned to predict: the token at their own position (0) or behind it (1).
     ``adapt_tokens``: it serves every row of a block; else mask rows only, and known tokens take the plain weights.
-    ``layers`` are those that have factors (none named: all)."""
+    ``layers`` are those that have factors (none named: all). ``chain`` is the rank of its chain (0: none)."""
 
     rank: int
     alpha: float
@@ -74,6 +75,7 @@ class AdapterConfig:
     adapt_tokens: bool = True
     targets: tuple[str, ...] = TARGETS
     layers: tuple[int, ...] = ()
+    chain: int = 0
 
     @property
     def scale(self) -> float:
@@ -81,9 +83,9 @@ class AdapterConfig:
 
 
 class DraftAdapter(nn.Module):
-    """Trainable factors A [rank, in], B [out, rank] per layer and target, and the mask embedding [hidden].
+    """Trainable factors A [rank, in], B [out, rank] per layer and target, the mask embedding [hidden], and the chain.
 
-    A model with a mask token of its own has no ``mask_embedding`` here (None).
+    A model with a mask token of its own has no ``mask_embedding`` here (None); ``chain`` is None where its rank is 0.
     """
 
     def __init__(self, model: ModelConfig, config: AdapterConfig, fingerprint: str):
@@ -96,6 +98,7 @@ class DraftAdapter(nn.Module):
             raise RecGuideError(f"adapter layer {outside[0]} is unknown; the model has 0..{model.num_layers - 1}")
         self.model_config, self.config, self.fingerprint = model, config, fingerprint
         self.mask_embedding = nn.Parameter(torch.zeros(model.hidden_size)) if model.has_virtual_mask else None
+        self.chain = ChainFactors(model.hidden_size, config.chain) if config.chain else None
         self.factors = nn.ParameterDict()
         shapes = projection_shapes(model)
         for layer in config.layers or range(model.num_layers):
@@ -141,7 +144,8 @@ class DraftAdapter(nn.Module):
     def shape(self) -> str:
         """Products of a step that drafts, and their rank: what the adapter costs, whatever it has learned."""
         fused = sum(len(self._present(layer, names)) > 0 for layer, names in self._places())
-        return f"lora{self.config.rank}x{fused}"
+        chain = f"+chain{self.config.chain}" if self.config.chain else ""
+        return f"lora{self.config.rank}x{fused}{chain}"
 
     def _places(self):
         return ((layer, names) for layer in range(self.model_config.num_layers) for names in FUSED.values())
@@ -163,11 +167,14 @@ class DraftAdapter(nn.Module):
         for key, theirs in known.factors.items():
             if key in self.factors:
                 self.factors[key][tuple(map(slice, theirs.shape))] = theirs
+        if self.chain is not None and known.chain is not None and known.chain.rank == self.chain.rank:
+            self.chain.load_state_dict(known.chain.state_dict())
 
     def stored_parameters(self) -> dict[str, Tensor]:
         """Every parameter by its name in the file."""
         mask = {} if self.mask_embedding is None else {MASK_KEY: self.mask_embedding}
-        return mask | {_peft_name(k): v for k, v in self.factors.items()}
+        chain = {} if self.chain is None else {f"chain.{name}": p for name, p in self.chain.named_parameters()}
+        return mask | chain | {_peft_name(k): v for k, v in self.factors.items()}
 
     def save(self, folder: Path, metadata: dict[str, str]) -> None:
         """Write the PEFT-style pair of files; bfloat16 factors."""
@@ -175,7 +182,7 @@ class DraftAdapter(nn.Module):
         tensors = {n: v.detach().to(torch.bfloat16).contiguous() for n, v in self.stored_parameters().items()}
         partial = folder / "adapter_model.safetensors.partial"
         own = {FINGERPRINT_KEY: self.fingerprint, SHIFT_KEY: str(self.config.draft_shift), "format": "pt"}
-        own[TOKENS_KEY] = str(int(self.config.adapt_tokens))
+        own |= {TOKENS_KEY: str(int(self.config.adapt_tokens)), CHAIN_KEY: str(self.config.chain)}
         save_file(tensors, partial, metadata={**metadata, **own})
         partial.replace(folder / "adapter_model.safetensors")
         config = {
@@ -221,10 +228,10 @@ class LowRank:
 
 
 class FusedAdapter:
-    """What a forward pass needs: per layer the low-rank maps of the fused projections, and the mask embedding."""
+    """What a step needs: per layer the low-rank maps of the fused projections, the mask embedding, and the chain."""
 
-    def __init__(self, layers: list[dict[str, LowRank]], mask_embedding: Tensor | None):
-        self.layers, self.mask_embedding = layers, mask_embedding
+    def __init__(self, layers: list[dict[str, LowRank]], mask_embedding: Tensor | None, chain: Chain | None = None):
+        self.layers, self.mask_embedding, self.chain = layers, mask_embedding, chain
 
 
 def _key(layer: int, name: str) -> str:
@@ -245,11 +252,11 @@ def load_adapter(folder: Path, model: ModelConfig, fingerprint: str) -> DraftAda
     for another model.
     """
     config = _read_config(folder)
-    adapter = DraftAdapter(model, config, fingerprint)
     path = folder / "adapter_model.safetensors"
     try:
         with safe_open(path, "pt") as stored:
             about = stored.metadata() or {}
+            adapter = DraftAdapter(model, _own_settings(config, about, path), fingerprint)
             owner = about.get(FINGERPRINT_KEY)
             other_makers = owner is None and adapter.mask_embedding is None
             if owner != fingerprint and not other_makers:
@@ -258,8 +265,6 @@ def load_adapter(folder: Path, model: ModelConfig, fingerprint: str) -> DraftAda
                     "train one with 'recguide train-drafter' or choose the adapter of this model"
                 )
             adapter.fingerprint = owner or ""
-            shift, tokens = _bit(about, SHIFT_KEY, "0", path), _bit(about, TOKENS_KEY, "1", path)
-            adapter.config = replace(config, draft_shift=shift, adapt_tokens=bool(tokens))
             _fill(adapter, stored, path)
     except FileNotFoundError:
         raise RecGuideError(f"{path}: not found; an adapter folder holds adapter_model.safetensors") from None
@@ -270,6 +275,15 @@ def load_adapter(folder: Path, model: ModelConfig, fingerprint: str) -> DraftAda
     except Exception as fault:  # safetensors raises its own type for a damaged file
         raise RecGuideError(f"{path}: damaged ({fault}); restore the file or train the adapter again") from None
     return adapter.requires_grad_(False)
+
+
+def _own_settings(config: AdapterConfig, about: Mapping[str, str], path: Path) -> AdapterConfig:
+    """With what the weights' metadata add to PEFT's configuration."""
+    chain = about.get(CHAIN_KEY, "0")
+    if not chain.isdecimal():
+        raise RecGuideError(f"{path}: {CHAIN_KEY} is {chain!r}; allowed: a rank, or 0 for no chain")
+    shift, tokens = _bit(about, SHIFT_KEY, "0", path), _bit(about, TOKENS_KEY, "1", path)
+    return replace(config, draft_shift=shift, adapt_tokens=bool(tokens), chain=int(chain))
 
 
 def _bit(about: Mapping[str, str], key: str, default: str, path: Path) -> int:
@@ -310,7 +324,7 @@ def _fill(adapter: DraftAdapter, stored, path: Path) -> None:
     # PEFT puts the base model's own names behind its prefix, and those depend on who published the model
     names = list(stored.keys())
     found = {
-        name if name == MASK_KEY else PEFT_PREFIX + canonical(name.removeprefix(PEFT_PREFIX)): name for name in names
+        name if name in wanted else PEFT_PREFIX + canonical(name.removeprefix(PEFT_PREFIX)): name for name in names
     }
     missing = sorted(set(wanted) - set(found))
     if missing:

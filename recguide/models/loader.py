@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -15,6 +16,7 @@ from recguide.errors import RecGuideError
 from recguide.models import embedded
 from recguide.models.adapter import DraftAdapter, FusedAdapter, load_adapter
 from recguide.models.backbone import Backbone
+from recguide.models.chain import Chain
 from recguide.models.checkpoint import Weights, fingerprint_folder, fingerprint_tensors, read_json, weight_bytes
 from recguide.models.config import ModelConfig, from_hf
 from recguide.models.memory import keep_freed_memory, limit_kernel_cache
@@ -66,10 +68,14 @@ class Model:
         return self._fused[1]
 
     def _fuse(self) -> FusedAdapter:
+        backbone, table = self.backbone, self.backbone.embedding
         if self.adapter is not None:
-            base = [layer.maps for layer in self.backbone.layers] if self.backbone.head.packed else None
-            return self.adapter.fused(self.backbone.dtype, self.backbone.device, base)
-        table = self.backbone.embedding
+            base = [layer.maps for layer in backbone.layers] if backbone.head.packed else None
+            fused = self.adapter.fused(backbone.dtype, backbone.device, base)
+            if self.adapter.chain is not None:
+                head = table if self.config.tie_embeddings else backbone.head.dense()
+                fused.chain = Chain(self.adapter.chain, table, head, pack=backbone.head.packed)
+            return fused
         mask = table.float().mean(0).to(table.dtype) if self.config.has_virtual_mask else None
         return FusedAdapter([{} for _ in range(self.config.num_layers)], mask)
 
@@ -82,7 +88,11 @@ def default_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 where the device multiplies it natively, else float32."""
     if device.type == "cuda":
         return torch.bfloat16
-    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+    if platform.machine() in ("x86_64", "AMD64"):  # oneDNN counts processors that only widen it, and those are slow
+        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    else:
+        native = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.bfloat16 if native else torch.float32
 
 
 def load_model(
@@ -239,7 +249,8 @@ def tiny_model(seed: int = 0, config: ModelConfig = TINY, *, adapter_rank: int =
     model = Model("tiny", config, Backbone(config, weights, pack=pack), ByteTokenizer(), fingerprint)
     if adapter_rank:
         torch.manual_seed(seed)
-        adapter = DraftAdapter(config, AdapterConfig(rank=adapter_rank, alpha=adapter_rank), fingerprint)
+        shape = AdapterConfig(rank=adapter_rank, alpha=adapter_rank, chain=adapter_rank)
+        adapter = DraftAdapter(config, shape, fingerprint)
         for parameter in adapter.parameters():
             parameter.data.normal_(0, 0.1)
         model.adapter = adapter.requires_grad_(False)

@@ -1,0 +1,144 @@
+"""The chain: drafts that know the tokens before them. What is committed never changes, what is drafted does."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recguide.engine import engine as engine_module
+from recguide.engine.chaining import pieces
+from recguide.errors import RecGuideError
+from recguide.models.adapter import load_adapter
+from tests.helpers import (
+    POLICY_SPECS,
+    SAMPLERS,
+    assert_clean,
+    make_engine,
+    mixed_jobs,
+    random_adapter,
+    run,
+    small_model,
+)
+
+PLAIN = small_model(rank=0)
+JOBS = mixed_jobs(8)
+EXPECTED = [make_engine(PLAIN).generate([prompt], params)[0].output for prompt, params in JOBS]
+
+
+def chained(*, shift=1, adapt_tokens=False, rank=4, size=0.5):
+    """A model whose chain moves drafts a lot."""
+    model = small_model(rank=0)
+    model.adapter = random_adapter(model, size=0.1, shift=shift, adapt_tokens=adapt_tokens, chain=rank)
+    model.adapter.mask_embedding[0] = 1.0
+    for parameter in model.adapter.chain.parameters():
+        parameter.data.normal_(0, size)
+    return model
+
+
+CONVENTIONS = {"masks only": (1, False), "blocks": (1, True), "unshifted": (0, True)}
+MODELS = {name: chained(shift=shift, adapt_tokens=tokens) for name, (shift, tokens) in CONVENTIONS.items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("spec", POLICY_SPECS)
+def test_every_policy_writes_the_text_of_ar(spec, name):
+    engine = make_engine(MODELS[name], spec)
+    requests = engine.generate([p for p, _ in JOBS], [q for _, q in JOBS])
+    assert [r.output for r in requests] == EXPECTED
+    assert_clean(engine)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("spec", ["linear:6", "ar-row:5", "quadratic:4", "overlap:5:1"])
+def test_logits_in_pieces_draft_the_same(spec, name, monkeypatch):
+    whole = make_engine(MODELS[name], spec).generate([p for p, _ in JOBS], [q for _, q in JOBS])
+    monkeypatch.setattr(engine_module, "LOGIT_ROWS", 7)
+    cut = make_engine(MODELS[name], spec).generate([p for p, _ in JOBS], [q for _, q in JOBS])
+    assert [r.accepted_history for r in cut] == [r.accepted_history for r in whole]
+
+
+@pytest.mark.parametrize("spec", ["linear:6", "ar-row:5", "quadratic:4", "overlap:5:1"])
+def test_a_chain_that_has_learned_nothing_drafts_as_without_one(spec):
+    model, bare = chained(), chained()
+    model.adapter.chain.up.data.zero_()
+    bare.adapter.chain = None
+    histories = [run(m, spec, [1, 2, 3], max_new_tokens=60).accepted_history for m in (model, bare)]
+    assert histories[0] == histories[1]
+
+
+@pytest.mark.parametrize("sampler", ["greedy", "warm"])
+def test_drafts_follow_the_formula_one_after_the_other(sampler):
+    """The rows of a block of one request, computed again from scratch with the tokens that were drawn."""
+    model, seen = MODELS["masks only"], []
+    original = model.fused_adapter.chain.move
+
+    def spy(hidden, before, two_before):
+        seen.append((before.tolist(), two_before.tolist()))
+        return original(hidden, before, two_before)
+
+    engine = make_engine(model, "linear:6", max_concurrency=1)
+    request = engine.submit([1, 2, 3], engine_params(sampler))
+    while request.draft is None:
+        model.fused_adapter.chain.move = spy
+        seen.clear()
+        engine.step()
+    del model.fused_adapter.chain.move
+    line = [request.tokens[-1], *request.draft.tokens]
+    assert [before for before, _ in seen] == [[token] for token in line[1:-1]]
+    assert [two for _, two in seen] == [[token] for token in line[:-2]]
+
+
+def engine_params(sampler):
+    from recguide.engine.sampling import SamplingParams
+
+    return SamplingParams(max_new_tokens=40, seed=5, **SAMPLERS[sampler])
+
+
+def test_the_chain_changes_drafts_and_the_first_draft_stays_the_verifiers_own():
+    model, bare = MODELS["masks only"], chained()
+    bare.adapter.chain = None
+    with_chain, without = (run(m, "linear:5", [1, 2, 3], max_new_tokens=60) for m in (model, bare))
+    assert with_chain.output == without.output
+    assert with_chain.accepted_history != without.accepted_history
+    assert all(accepted >= 1 for _, accepted in with_chain.accepted_history)
+
+
+def test_an_adapter_keeps_its_chain(tmp_path):
+    model = MODELS["masks only"]
+    model.adapter.save(tmp_path, {})
+    loaded = load_adapter(tmp_path, model.config, model.fingerprint)
+    assert loaded.config.chain == 4 and loaded.shape == "lora4x8+chain4"
+    for ours, theirs in zip(model.adapter.chain.parameters(), loaded.chain.parameters(), strict=True):
+        assert torch.equal(ours.to(torch.bfloat16).float(), theirs)
+
+
+def test_a_chain_rank_that_is_none_is_refused(tmp_path):
+    import json
+
+    from safetensors.torch import load_file, save_file
+
+    model = MODELS["masks only"]
+    model.adapter.save(tmp_path, {})
+    path = tmp_path / "adapter_model.safetensors"
+    about = {"base_model_fingerprint": model.fingerprint, "draft_shift": "1", "adapt_tokens": "0"}
+    tensors = load_file(path)
+    save_file(tensors, path, about | {"chain_rank": json.dumps("four")})
+    with pytest.raises(RecGuideError, match="chain_rank"):
+        load_adapter(tmp_path, model.config, model.fingerprint)
+    save_file(tensors, path, about | {"chain_rank": "5"})
+    with pytest.raises(RecGuideError, match=r"chain\.down is .* expected"):
+        load_adapter(tmp_path, model.config, model.fingerprint)
+
+
+@given(st.lists(st.integers(1, 12), max_size=12), st.integers(0, 20), st.integers(1, 10))
+def test_pieces_cover_all_rows_and_keep_branches_whole(sizes, trunk, limit):
+    parts, at = [], trunk
+    for size in sizes:
+        parts.append(slice(at, at + size))
+        at += size
+    cut = pieces(at, parts, limit)
+    assert [row for piece in cut for row in range(piece.start, piece.stop)] == list(range(at))
+    assert all(1 <= piece.stop - piece.start <= limit for piece in cut)
+    for part in parts:
+        if part.stop - part.start <= limit:
+            assert any(piece.start <= part.start and part.stop <= piece.stop for piece in cut)
