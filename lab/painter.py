@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from recguide.lab.watch import STEPS
 TRAIL_EVERY = 2.0  # seconds between two points of a trail
 SETTLED = 2.5  # seconds after a turn of a knob before throughput counts as its own
 LABELS = 8
+LABEL_ROOM = 20.0  # seconds of the time axis that a label takes
 
 
 class Painter:
@@ -85,6 +87,9 @@ class Painter:
         heights = np.nan_to_num(aggregate[places])
         rows = [(c.at - now, float(y), 7, c.text) for c, y in zip(shown, heights, strict=True)]
         labels = [_label(text) for *_, text in rows]
+        for earlier, later in pairwise([i for i, label in enumerate(labels) if label]):
+            if rows[later][0] - rows[earlier][0] < LABEL_ROOM:
+                labels[earlier] = ""  # the hover still tells it
         return _marks(rows) | {"text": np.array(labels, object)}
 
     def _extend_trail(self, aggregate: float, each: float) -> None:

@@ -11,7 +11,9 @@ import torch
 
 from recguide.control.cost import Axes, CostTable, Identity
 from recguide.engine.cache import KVCache, StepAttention
-from recguide.engine.layout import Segment, build_layout
+from recguide.engine.chaining import Run, choose_along
+from recguide.engine.drawing import Drawn
+from recguide.engine.layout import Layout, Segment, build_layout
 from recguide.engine.plan import Branch
 from recguide.engine.sampling import Row, SamplingParams, draw
 from recguide.errors import RecGuideError
@@ -55,11 +57,20 @@ class DryStep:
             mask_rows=layout.mask_rows,
             adapter=model.fused_adapter,
         )
-        logits = backbone.logits(hidden if layout.all_rows_scored else hidden[layout.logit_rows])
-        draw(logits, [Row(GREEDY, 0)] * len(logits))
+        scored = hidden if layout.all_rows_scored else hidden[layout.logit_rows]
+        logits, rows = backbone.logits(scored), [Row(GREEDY, 0)] * len(scored)
+        if (chain := model.fused_adapter.chain) is not None:
+            choose_along(chain, self._runs(layout), logits, scored, rows, 0, Drawn())
+        draw(logits, rows)
         if layout.first_draft_row < layout.rows:
             signals(logits[layout.first_draft_row :])
         return (time.perf_counter() - started) * 1e3
+
+    @staticmethod
+    def _runs(layout: Layout) -> list[Run]:
+        """All masks of a request hang together, behind its last trunk row."""
+        pairs = zip(layout.trunk_logits, layout.branch_logits, strict=True)
+        return [Run(b.start, b.stop - b.start, t.stop - 1, 5, None) for t, branches in pairs for b in branches]
 
 
 class Profiler:

@@ -4,7 +4,15 @@ import json
 
 import pytest
 
-from recguide.drafter.dialogues import Dialogue, DialogueSettings, openers, read_dialogues, write_dialogues
+from recguide.bench.prompts import Prompt
+from recguide.drafter.dialogues import (
+    Dialogue,
+    DialogueSettings,
+    openers,
+    read_dialogues,
+    write_answers,
+    write_dialogues,
+)
 from recguide.errors import RecGuideError
 from recguide.models.loader import tiny_model
 
@@ -88,3 +96,29 @@ def test_the_answer_is_to_the_whole_user_turn(real_float32):
     user = engine.prepare(dialogues._user_prefix(real_float32, "You are my friend."))
     answer = dialogues._start_answer(engine, user, DialogueSettings(answer_tokens=8), random.Random(0))
     assert "user\nYou are my friend." in real_float32.tokenizer.decode(answer.prompt)
+
+
+PROMPTS = [Prompt(f"p{i}", "qa", ({"role": "user", "content": f"question {i}?"},)) for i in range(7)]
+
+
+def test_given_prompts_are_answered_once_each(path, model):
+    write_answers(model, path, PROMPTS, SETTINGS, lambda *_: None)
+    asked = [model.tokenizer.decode(d.prompt) for d in read_dialogues(path)]
+    assert sorted(asked) == [f"user: question {i}?\nassistant: " for i in range(7)]
+    before = path.read_text()
+    write_answers(model, path, PROMPTS, SETTINGS, lambda *_: pytest.fail("nothing is left to answer"))
+    assert path.read_text() == before
+
+
+def test_an_interrupted_run_of_answers_goes_on_with_the_rest(path, model):
+    write_answers(model, path, PROMPTS, SETTINGS, lambda *_: None)
+    whole = sorted(path.read_text().splitlines())
+    path.write_text("".join(line + "\n" for line in path.read_text().splitlines()[:3]) + '{"prompt": [1')
+    write_answers(model, path, PROMPTS, SETTINGS, lambda *_: None)
+    assert sorted(path.read_text().splitlines()) == whole
+
+
+def test_prompts_without_room_for_an_answer_are_left_out(path, model):
+    long = Prompt("long", "rag", ({"role": "user", "content": "x" * 1020},))
+    write_answers(model, path, [long, *PROMPTS[:2]], SETTINGS, lambda *_: None)
+    assert len(read_dialogues(path)) == 2

@@ -11,7 +11,16 @@ from recguide.models.adapter import load_adapter
 from tests.helpers import agreeing_model, make_engine, run, small_model
 
 SETTINGS = TrainSettings(
-    steps=12, rows=96, sequences=4, rank=4, warmup=3, top=8, learning_rate=5e-3, draft_shift=0, adapt_tokens=True
+    chain=8,
+    steps=12,
+    rows=96,
+    sequences=4,
+    rank=4,
+    warmup=3,
+    top=8,
+    learning_rate=5e-3,
+    draft_shift=0,
+    adapt_tokens=True,
 )
 
 

@@ -13,6 +13,7 @@ from recguide.lab import figure, series
 from recguide.lab.controls import button, slider
 from recguide.lab.dashboard import Dashboard
 from recguide.lab.open import open_lab
+from recguide.lab.session import Change
 from recguide.lab.settings import KNOBS, PRESETS, LabSettings
 from recguide.lab.state import NAME, load_state
 
@@ -180,6 +181,16 @@ def test_a_drawing_fills_every_panel(board, session):
     assert "rg-token" in board.rounds.value
     assert "AUC" in board.predictors.value or "drafts reached" in board.predictors.value
     assert re.search(r"<b>running</b> · session \w{6} · policy overlap:5 · \d of 2 running", board.state.value)
+
+
+def test_labels_on_the_curve_do_not_lie_over_each_other(board, session):
+    session.changes.clear()
+    now = time.perf_counter()
+    texts = {60: "policy linear:4", 50: "policy overlap:5", 20: "policy ar", 19: "concurrency 2", 1: "policy ar-row:3"}
+    session.changes.extend(Change(now - ago, 0, text) for ago, text in texts.items())
+    shown = board.painter._changes(now, np.ones(series.POINTS, np.float32))
+    assert list(shown["text"]) == ["", "policy overlap:5", "", "", "policy ar-row:3"]
+    assert list(shown["hovertext"]) == list(texts.values())
 
 
 def test_predicted_times_come_from_the_cost_table(board, session, monkeypatch):
