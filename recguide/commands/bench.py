@@ -19,6 +19,7 @@ from recguide.commands.options import (
     ModelName,
     PromptsFile,
     integers,
+    measure_step_times,
     open_model,
     progress_bar,
     say_fallbacks,
@@ -65,6 +66,7 @@ def bench(
         check_writable(json_out)
     console = Console()
     loaded = open_model(model, dtype, device, adapter, console)
+    measure_step_times(loaded, settings.policies, console)
     for spec in settings.policies:
         planned = parse_policy(spec)
         planned.attach(loaded)

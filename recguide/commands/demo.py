@@ -11,7 +11,7 @@ from recguide.bench.measure import Bench, BenchSettings
 from recguide.bench.prompts import load_prompts, spread
 from recguide.bench.table import bench_table
 from recguide.commands.bench import caption, run_with_progress
-from recguide.commands.options import open_model, say_fallbacks
+from recguide.commands.options import measure_step_times, open_model, say_fallbacks
 from recguide.engine.engine import Engine
 from recguide.engine.sampling import SamplingParams
 from recguide.engine.text import TextStream
@@ -30,6 +30,7 @@ def demo() -> None:
     """
     console = Console()
     model = open_model(embedded.NAME, None, None, "auto", console)
+    measure_step_times(model, POLICIES, console)
     engine = Engine(model, POLICIES[-1], max_concurrency=1)
     say_fallbacks(engine.policy, console)
     _watch(engine, console)

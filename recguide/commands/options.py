@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -10,10 +11,13 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from recguide.commands.entry import say
+from recguide.control.cost import CostTable
+from recguide.control.profile import QUICK, Profiler, identity_of
 from recguide.errors import RecGuideError
 from recguide.models import embedded
 from recguide.models.loader import Model, load_model
-from recguide.policies import Policy
+from recguide.policies import Policy, parse_policy
+from recguide.provenance import check_writable
 
 ModelName = Annotated[
     str, typer.Option("--model", "-m", help="The embedded default, a folder in Hugging Face layout, or owner/name.")
@@ -45,6 +49,32 @@ def open_model(name: str, dtype: str | None, device: str | None, adapter: str, c
     for fallback in model.fallbacks:
         say(console, "note", fallback, "yellow")
     return model
+
+
+def measure_step_times(model: Model, specs: Iterable[str | Policy], console: Console) -> None:
+    """Before a policy plans with step times for the first time on this device: measure a small cost table, once.
+
+    Where it cannot be kept, nothing is measured: the policy says what it falls back to.
+    """
+    path = identity_of(model).path
+    if path.exists() or not any(parse_policy(spec).reads_step_times for spec in specs):
+        return
+    try:
+        check_writable(path)
+    except RecGuideError as fault:
+        say(console, "note", f"step times cannot be kept ({fault})", "yellow")
+        return
+    run_profiler(Profiler(model, QUICK, 1), console).save(path)
+    say(console, "note", "step times of this device measured once; 'recguide profile' measures more of them", "yellow")
+
+
+def run_profiler(profiler: Profiler, console: Console) -> CostTable:
+    """Measure a cost table behind a progress bar."""
+    with progress_bar(console) as progress:
+        task = progress.add_task("measuring", total=profiler.measurements)
+        for line in profiler.run():
+            progress.update(task, advance=1, description=line)
+    return profiler.table()
 
 
 def say_fallbacks(policy: Policy, console: Console) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recguide.commands.entry import say
-from recguide.commands.options import Adapter, Device, Dtype, ModelName, integers, open_model, progress_bar
+from recguide.commands.options import Adapter, Device, Dtype, ModelName, integers, open_model, run_profiler
 from recguide.control.cost import Axes, CostTable, load_cost_table
 from recguide.control.profile import Profiler, identity_of
 from recguide.errors import RecGuideError
@@ -46,11 +46,11 @@ def profile(
     for target in (path, html):
         if target is not None:
             check_writable(target)
-    if path.exists() and not force:
-        table = load_cost_table(path, identity_of(loaded))
+    table = load_cost_table(path, identity_of(loaded)) if path.exists() and not force else None
+    if table is not None and table.axes == axes:
         say(console, "note", f"read from {path}; --force measures again", "yellow")
     else:
-        table = _measure(Profiler(loaded, axes, repeats), console)
+        table = run_profiler(Profiler(loaded, axes, repeats), console)
         table.save(path)
         say(console, "cost table", str(path), "green")
     console.print(_shown(table))
@@ -59,14 +59,6 @@ def profile(
 
         write_text(html, cost_figure(table))
         say(console, "figure", str(html), "green")
-
-
-def _measure(profiler: Profiler, console: Console) -> CostTable:
-    with progress_bar(console) as progress:
-        task = progress.add_task("measuring", total=profiler.measurements)
-        for line in profiler.run():
-            progress.update(task, advance=1, description=line)
-    return profiler.table()
 
 
 def _shown(table: CostTable) -> Table:

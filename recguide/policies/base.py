@@ -57,8 +57,8 @@ class Policy:
     """Base of all policies. Subclasses set ``name``, ``summary`` and ``knobs``, and plan one request at a time.
 
     ``needs_signals``: drafts come with their probabilities and margins. ``needs_verifier_entropy``: requests keep the
-    verifier's entropy of every token committed. ``learns``: it is told what came of its plans. ``fallbacks`` says in
-    words what the policy has to do without (R8).
+    verifier's entropy of every token committed. ``reads_step_times``: it plans with the cost table of the device.
+    ``learns``: it is told what came of its plans. ``fallbacks`` says in words what the policy has to do without (R8).
     """
 
     name: ClassVar[str]
@@ -66,6 +66,7 @@ class Policy:
     knobs: ClassVar[tuple[Knob, ...]] = ()
     needs_signals: ClassVar[bool] = False
     needs_verifier_entropy: ClassVar[bool] = False
+    reads_step_times: ClassVar[bool] = False
     learns: ClassVar[bool] = False
     fallbacks: tuple[str, ...] = ()
 

@@ -85,6 +85,7 @@ class RecGuide(Policy):
     summary = "the learned controller: one price for rows that verify, draft, correct and continue"
     knobs = (FILE, LATENCY, FLOOR, EXPLORE, ONLINE, USE, PRICE)
     needs_signals = True
+    reads_step_times = True
     learns = True
 
     def __init__(self, **values: Any):

@@ -51,6 +51,7 @@ class PaperAdaptive(Policy):
     summary = "a request's block from verifier entropy and its last block, at one price for time"
     knobs = (BLOCKS,)
     needs_verifier_entropy = True
+    reads_step_times = True
 
     def __init__(self, **values: object):
         super().__init__(**values)

@@ -6,6 +6,8 @@ import re
 import numpy as np
 import pytest
 
+from recguide.commands import options
+from recguide.control.cost import Axes
 from recguide.control.profile import DryStep, identity_of
 from recguide.models.loader import load_model
 
@@ -70,3 +72,37 @@ def test_the_identity_names_model_dtype_and_device(folder):
 )
 def test_bad_numbers_are_told_before_anything_is_measured(cli, small, cache, words, told):
     assert told in cli("profile", *small, *words).error
+
+
+def bench(cli, small, tmp_path, policies):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("hello there\n")
+    return cli("bench", *small, "--policies", policies, "--prompts", prompts, "--max-new-tokens", 4, "--concurrency", 1)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(options, "QUICK", Axes((1, 2), (1, 2), (16,)))
+
+
+def test_step_times_are_measured_once_before_a_policy_plans_with_them(cli, small, cache, tmp_path, quick):
+    assert bench(cli, small, tmp_path, "ar,linear:4").status == 0
+    assert not (cache / "profiles").exists()
+    first = bench(cli, small, tmp_path, "ar,paper-adaptive")
+    assert "measured once" in first.out
+    assert "no cost table" not in first.out
+    (path,) = (cache / "profiles").iterdir()
+    kept = path.read_text()
+    assert "measured once" not in bench(cli, small, tmp_path, "ar,paper-adaptive").out
+    assert path.read_text() == kept
+    assert cli("profile", *small, *GRID).status == 0  # another grid: not what is asked for here
+    assert path.read_text() != kept
+
+
+def test_where_step_times_cannot_be_kept_nothing_is_measured(cli, small, cache, tmp_path, quick):
+    cache.mkdir()
+    (cache / "profiles").write_text("a file where the folder should be")
+    made = bench(cli, small, tmp_path, "ar,paper-adaptive")
+    assert made.status == 0
+    assert "step times cannot be kept" in made.out
+    assert "steps are taken to cost" in made.out
