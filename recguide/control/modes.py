@@ -1,12 +1,15 @@
 """Plain or drafting, by what each was seen to earn: the last word over a model of step times.
 
 Drafting gains a few percent on a small processor, and a table of step times may be off by as much. At each load the
-tokens and milliseconds of both ways to run are kept, and what earned less is tried again only now and then.
+tokens and milliseconds of both ways to run are kept, and what earned less is tried again only now and then. Numbers of
+requests that share an operating point share this too: tokens count by request, time by what a plain step should take.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from recguide.control.operating import nearest_load
 
 MEMORY = 1 - 1 / 150  # of tokens and milliseconds, a step
 ENOUGH = {"plain": 5.0, "drafting": 40.0}  # steps before a way to run is judged
@@ -17,26 +20,26 @@ PLAIN_TURN, DRAFTING_TURN = 6, 24  # steps of it to time the way that is not cho
 
 @dataclass
 class Earned:
-    """Tokens and milliseconds of a way to run, older steps weighing less."""
+    """Tokens and time of a way to run, older steps weighing less."""
 
     tokens: float = 0.0
-    milliseconds: float = 0.0
+    time: float = 0.0
     steps: float = 0.0
 
-    def add(self, tokens: float, milliseconds: float) -> None:
+    def add(self, tokens: float, time: float) -> None:
         self.tokens = MEMORY * self.tokens + tokens
-        self.milliseconds = MEMORY * self.milliseconds + milliseconds
+        self.time = MEMORY * self.time + time
         self.steps = MEMORY * self.steps + 1
 
     @property
     def rate(self) -> float:
-        """Tokens per millisecond."""
-        return self.tokens / self.milliseconds if self.milliseconds else 0.0
+        """Tokens of a request while a plain step should have passed."""
+        return self.tokens / self.time if self.time else 0.0
 
 
 @dataclass
 class Load:
-    """What was seen at one number of requests."""
+    """What was seen at one load."""
 
     plain: Earned = field(default_factory=Earned)
     drafting: Earned = field(default_factory=Earned)
@@ -53,17 +56,17 @@ class Modes:
         """Whether the next step may draft. Where the model sees no gain, nothing is tried."""
         if not wants:
             return False
-        load = self._loads.setdefault(requests, Load())
+        load = self._loads.setdefault(nearest_load(requests), Load())
         load.asked += 1
         turn = load.asked % PERIOD
         if self._pays(load):
             return not 0 < turn <= PLAIN_TURN
         return PLAIN_TURN < turn <= PLAIN_TURN + DRAFTING_TURN
 
-    def learn(self, requests: int, *, drafted: bool, tokens: int, milliseconds: float) -> None:
-        """What a step without prompt rows committed and took."""
-        load = self._loads.setdefault(requests, Load())
-        (load.drafting if drafted else load.plain).add(tokens, milliseconds)
+    def learn(self, requests: int, *, drafted: bool, tokens: int, milliseconds: float, plain_ms: float) -> None:
+        """What a step without prompt rows committed and took, and what a plain one of these requests should take."""
+        load = self._loads.setdefault(nearest_load(requests), Load())
+        (load.drafting if drafted else load.plain).add(tokens / requests, milliseconds / plain_ms)
 
     @staticmethod
     def _pays(load: Load) -> bool:

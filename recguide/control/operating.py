@@ -22,15 +22,21 @@ from recguide.control.step_time import StepTime
 CONTEXT_STEP = 384  # tokens of context that share a point
 LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # a load shares the point of the nearest one
 PREPARED = 6  # loads that are solved beforehand
-LASTING = 240  # steps after which a point is solved again, with what has been learned since
+FIRST, LASTING = 16, 256  # steps after which a point is solved again, with what has been learned since: 16, 64, 256
 MARGIN = 0.01  # a change between drafting and plain AR must gain this much
+
+
+def nearest_load(requests: int) -> int:
+    """The load that stands for so many requests."""
+    return min(LOADS, key=lambda known: abs(known - requests))
 
 
 @dataclass
 class _Solved:
-    """A point, and how often it was asked for."""
+    """A point, how often it will be asked for, and how often it was."""
 
     point: Operating
+    lasting: int = FIRST
     asked: int = 0
 
 
@@ -49,14 +55,13 @@ class OperatingPoints:
 
     def at(self, requests: int, context: float) -> Operating:
         """The point for so many requests with so many tokens of context each."""
-        load = min(LOADS, key=lambda known: abs(known - requests))
-        key = (load, int(context) // CONTEXT_STEP)
+        key = (nearest_load(requests), int(context) // CONTEXT_STEP)
         found = self._points.get(key)
-        if found is not None and found.asked < LASTING:
+        if found is not None and found.asked < found.lasting:
             found.asked += 1
             return found.point
         point = _priced(self._solve(*key, found.point if found else None), self._price)
-        self._points[key] = _Solved(point)
+        self._points[key] = _Solved(point, min(4 * found.lasting, LASTING) if found else FIRST)
         self._times.clear()
         return point
 

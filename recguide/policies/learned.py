@@ -214,11 +214,10 @@ class RecGuide(Policy):
         for outcome in outcomes:
             self._learn_outcome(outcome)
         if self.online and self._last and not step.prefill_rows:
-            causal = step.rows - step.draft_rows
-            self._modes.learn(
-                step.requests, drafted=self._last.drafting, tokens=step.committed, milliseconds=step.seconds * 1e3
-            )
-            self._time.observe(step.seconds * 1e3, step.requests, causal, step.draft_rows, self._last.context)
+            last, count, spent = self._last, step.requests, step.seconds * 1e3
+            plain = self._points.milliseconds(count, count, 0, last.context)
+            self._modes.learn(count, drafted=last.drafting, tokens=step.committed, milliseconds=spent, plain_ms=plain)
+            self._time.observe(spent, count, step.rows - step.draft_rows, step.draft_rows, last.context)
 
     def _learn_outcome(self, outcome: Outcome) -> None:
         for number in range(len(outcome.plan.branches)):

@@ -9,7 +9,7 @@ def play(modes, steps, plain, drafting, requests=1, wants=True):
     for _ in range(steps):
         does = modes.drafts(requests, wants=wants)
         rate = drafting if does else plain
-        modes.learn(requests, drafted=does, tokens=10, milliseconds=10 / rate)
+        modes.learn(requests, drafted=does, tokens=10, milliseconds=10 / rate, plain_ms=90.0)
         drafted += does
     return drafted / steps
 
@@ -36,6 +36,19 @@ def test_loads_are_judged_apart():
     modes = Modes()
     play(modes, 1000, plain=0.1, drafting=0.08, requests=8)
     assert play(modes, 500, plain=0.1, drafting=0.12, requests=1) > 0.9
+
+
+def test_loads_that_share_an_operating_point_share_what_was_seen():
+    """Drafting loses a tenth at every number of requests; plain steps of more requests take longer."""
+    modes, drafted = Modes(), 0
+    for step in range(2000):
+        requests = 14 + step % 5
+        does = modes.drafts(requests, wants=True)
+        spent = (10 + requests) * (1.5 / 0.9 if does else 1.0)
+        tokens = requests * (1.5 if does else 1.0)
+        modes.learn(requests, drafted=does, tokens=tokens, milliseconds=spent, plain_ms=10.0 + requests)
+        drafted += does
+    assert drafted < 0.2 * 2000
 
 
 def test_where_the_model_sees_no_gain_nothing_is_tried():
