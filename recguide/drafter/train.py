@@ -27,13 +27,13 @@ from recguide.kernels.attention import additive, attention, fold_mask
 from recguide.models.adapter import TARGETS, AdapterConfig, DraftAdapter, load_adapter
 from recguide.models.backbone import Attend
 from recguide.models.chain import Chain
-from recguide.models.loader import Model
+from recguide.models.loader import Model, free_bytes
 
 HELD_OUT = 0.04
 EVAL_MASKS = 7
 EVAL_SEQUENCES = 4
 SAVE_SECONDS = 180
-CACHE_BYTES = 6 * 2**30
+CACHE_SHARE = 0.55  # of the memory that is free when training starts, for the K/V of clean texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,10 +369,11 @@ class CleanText:
 
 
 class CleanTexts:
-    """Clean texts by dialogue, kept for the next epoch while they fit into ``budget`` bytes."""
+    """Clean texts by dialogue, kept for the next epoch while they fit into ``budget`` bytes (default: CACHE_SHARE)."""
 
-    def __init__(self, model: Model, top: int, budget: int = CACHE_BYTES):
-        self._model, self._top, self._budget = model, top, budget
+    def __init__(self, model: Model, top: int, budget: int | None = None):
+        free = free_bytes(model.backbone.device)
+        self._model, self._top, self._budget = model, top, int(CACHE_SHARE * free) if budget is None else budget
         self._kept: dict[int, CleanText] = {}
         self._used = 0
 

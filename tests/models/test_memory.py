@@ -1,12 +1,15 @@
 """Loading a large checkpoint takes little more memory than its weights: no second copy."""
 
 import json
+import os
+import platform
 import subprocess
 import sys
 
 import pytest
 
 from recguide.models.make_tiny import make_tiny
+from recguide.models.memory import PRIMITIVES, limit_kernel_cache
 
 GIGABYTE = {
     "vocab_size": 32000,
@@ -42,3 +45,41 @@ def test_the_peak_of_loading_a_gigabyte_is_at_most_15_percent_above_its_weights(
     measured = json.loads(ended.stdout.splitlines()[-1])
     assert measured["weights"] > 0.95e9
     assert measured["peak"] <= 1.15 * measured["weights"], measured["peak"] / measured["weights"]
+
+
+FAULTS = """
+import resource, sys, torch
+from recguide.models.memory import keep_freed_memory
+
+if sys.argv[1] == "kept":
+    assert keep_freed_memory()
+
+def work():
+    return float(torch.ones(8 << 20).sum())  # 32 MB, taken and freed
+
+for _ in range(20):
+    work()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    work()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc")
+def test_what_is_freed_is_kept_for_the_next_step():
+    faults = {
+        how: int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True).stdout)
+        for how in ("given back", "kept")
+    }
+    assert faults["kept"] < faults["given back"] / 20, faults
+
+
+def test_the_kernel_cache_is_limited_unless_the_user_says_otherwise(monkeypatch):
+    name, places = PRIMITIVES
+    monkeypatch.delenv(name, raising=False)
+    limit_kernel_cache()
+    assert os.environ[name] == places
+    monkeypatch.setenv(name, "7")
+    limit_kernel_cache()
+    assert os.environ[name] == "7"
