@@ -77,6 +77,15 @@ def _signals(logits: Tensor, entropy: bool, top_k: int, mask_id: int | None) -> 
     return Signals(ids[:, :2], probabilities, best[:, 0] + normaliser, spread, *top)
 
 
+def best(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Logits and ids of the ``count`` best tokens of every row [rows, count], best first; float32 and int64."""
+    if logits.device.type != "cpu":
+        found = logits.topk(count, -1)
+        return found.values.float(), found.indices
+    parts = [_best(_widened(part), part.shape[1], count) for part in logits.split(ROWS)]
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+
 def _widened(logits: Tensor) -> Tensor:
     """A float32 copy, with impossible tokens behind the last up to a multiple of BLOCK."""
     rows, vocab = logits.shape

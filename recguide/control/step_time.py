@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Protocol
@@ -50,19 +50,20 @@ def step_time_of(model: Model) -> tuple[StepTime, str | None]:
         why = str(fault).removeprefix(f"{identity.path}: ")
     shipped = _shipped(model.name, identity)
     if shipped is not None:
-        device = shipped.about["provenance"]["device"]
-        return shipped, f"step times are those of another device ({device}), corrected while running ({why})"
+        device, adapter = shipped.about["provenance"]["device"], shipped.identity.adapter
+        other = device if adapter == identity.adapter else f"{device}, adapter {adapter}"
+        return shipped, f"step times are those of another device ({other}), corrected while running ({why})"
     line = RowCost()
     return line, f"steps are taken to cost {line.floor_ms:g} ms and {line.row_ms:g} ms a row ({why})"
 
 
 def _shipped(name: str, identity: Identity) -> CostTable | None:
-    """The table in ``data/`` for this model, whatever device it was measured on."""
-    path = Path(str(resources.files("recguide.data") / "profiles" / f"{name}.json"))
+    """The table in ``data/`` for this model and dtype, whatever device and adapter it was measured with."""
+    path = Path(str(resources.files("recguide.data") / "profiles" / f"{name}-{identity.dtype}.json"))
     if not path.exists():
         return None
     found = stored_identity(path)
-    return load_cost_table(path, found) if replace(found, profile=identity.profile) == identity else None
+    return load_cost_table(path, found) if (found.model, found.dtype) == (identity.model, identity.dtype) else None
 
 
 def table_of(model: str) -> CostTable | None:

@@ -266,12 +266,11 @@ class Trainer:
         """Hidden states of scored rows, moved by the tokens that were written before each."""
         if self.adapter.chain is None:
             return hidden
-        before, two_before = (
-            torch.cat([c.tokens[p.targets - back] for c, p in zip(clean, packed, strict=True)]) for back in (1, 2)
-        )
+        behind = torch.tensor([1, 2], device=hidden.device)
+        before = torch.cat([c.tokens[p.targets[:, None] - behind] for c, p in zip(clean, packed, strict=True)])
         table = self.model.backbone.embedding
         chain = Chain(self.adapter.chain, table, table, pack=False)  # only its move is used, which takes no head
-        return hidden + chain.move(hidden, before, two_before)
+        return hidden + chain.move(hidden, before)
 
     @torch.no_grad()
     def evaluate(self) -> list[float]:

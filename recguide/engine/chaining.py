@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -86,23 +86,35 @@ def choose_along(
     mine = [run for run in runs if first <= run.first < first + len(rows)]
     if not mine:
         return
-    places = torch.tensor([run.first - first + i for run in mine for i in range(run.count)], device=logits.device)
-    ids, base = chain.candidates(logits[places])
-    starts = [sum(run.count for run in mine[:i]) for i in range(len(mine))]
-    before = _befores(mine, logits, rows, first, drawn)
-    two_before = [run.two_before for run in mine]
-    logits[places] = float("-inf")
-    for level in range(max(run.count for run in mine)):
+    places = [run.first - first + i for run in mine for i in range(run.count)]
+    starts = list(accumulate((run.count for run in mine), initial=0))
+    flat = torch.tensor(places, device=logits.device)
+    base, ids = chain.candidates(logits[flat])
+    states = hidden[flat]
+    before = [
+        [token, run.two_before] for run, token in zip(mine, _befores(mine, logits, rows, first, drawn), strict=True)
+    ]
+    logits[flat] = float("-inf")
+    longest = max(run.count for run in mine)
+    for level in range(longest):
         live = [i for i, run in enumerate(mine) if run.count > level]
-        at = torch.tensor([starts[i] + level for i in live], device=logits.device)
-        tokens = torch.tensor([[before[i], two_before[i]] for i in live], device=logits.device)
-        scores = chain.scores(ids[at], base[at], hidden[places[at]], tokens[:, 0], tokens[:, 1])
-        logits[places[at][:, None], ids[at]] = scores.to(logits.dtype)
-        if level + 1 < max(run.count for run in mine):
-            numbers = [mine[i].first - first + level for i in live]
-            made = draw(logits[numbers], [rows[n] for n in numbers]).tokens
-            for i, token in zip(live, made, strict=True):
-                before[i], two_before[i] = token, before[i]
+        numbers = [starts[i] + level for i in live]
+        at = torch.tensor(numbers, device=logits.device)
+        seen = torch.tensor([before[i] for i in live], device=logits.device)
+        scores = chain.scores(base[at], ids[at], states[at], seen).to(logits.dtype)
+        logits[flat[at][:, None], ids[at]] = scores
+        if level + 1 < longest:
+            tokens = _chosen(scores, ids[at], logits, [places[n] for n in numbers], rows)
+            for i, token in zip(live, tokens, strict=True):
+                before[i] = [token, before[i][0]]
+
+
+def _chosen(scores: Tensor, ids: Tensor, logits: Tensor, places: list[int], rows: Sequence[Row]) -> list[int]:
+    """The draws of rows whose candidates [rows, candidates] have their scores."""
+    drawn_for = [rows[place] for place in places]
+    if all(row.params.greedy and row.forced is None for row in drawn_for):
+        return ids.gather(1, scores.argmax(-1, keepdim=True))[:, 0].tolist()  # no need to look at the whole vocabulary
+    return draw(logits[places], drawn_for).tokens
 
 
 def _befores(runs: Sequence[Run], logits: Tensor, rows: Sequence[Row], first: int, drawn: Drawn) -> list[int]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recguide.kernels.signals import signals
+from recguide.kernels.signals import best
 from recguide.models.linear import Linear
 
 CANDIDATES = 32
@@ -39,18 +39,17 @@ class Chain:
         self.down = Linear(factors.down.to(head), pack)
         self.up = Linear(factors.up.to(head), pack)
 
-    def move(self, hidden: Tensor, before: Tensor, two_before: Tensor) -> Tensor:
-        """What to add to ``hidden`` [rows, hidden] for the tokens before each row, int64 [rows]."""
-        parts = (hidden, F.embedding(before, self.embedding), F.embedding(two_before, self.embedding))
-        seen = torch.cat([F.rms_norm(part, part.shape[-1:]) for part in parts], -1)
-        return self.up(F.silu(self.down(seen)))
+    def move(self, hidden: Tensor, before: Tensor) -> Tensor:
+        """What to add to ``hidden`` [rows, hidden]. ``before`` int64 [rows, 2]: the last token before each, and the one
+        in front of that."""
+        seen = torch.cat((hidden[:, None], F.embedding(before, self.embedding)), 1)
+        return self.up(F.silu(self.down(F.rms_norm(seen, seen.shape[-1:]).flatten(1))))
 
     def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids [rows, candidates] and logits of the best tokens of each row, which the chain chooses among."""
-        best = signals(logits, top_k=min(CANDIDATES, logits.shape[1]))
-        return best.top_ids, best.top_logits
+        """Logits [rows, candidates] and ids of the best tokens of each row, which the chain chooses among."""
+        return best(logits, min(CANDIDATES, logits.shape[1]))
 
-    def scores(self, ids: Tensor, logits: Tensor, hidden: Tensor, before: Tensor, two_before: Tensor) -> Tensor:
-        """The candidates' logits [rows, candidates] once the tokens before them are known."""
-        moved = self.move(hidden, before, two_before)
+    def scores(self, logits: Tensor, ids: Tensor, hidden: Tensor, before: Tensor) -> Tensor:
+        """The candidates' logits [rows, candidates] once the tokens before them are known; float32."""
+        moved = self.move(hidden, before)
         return logits + torch.bmm(F.embedding(ids, self.head), moved[:, :, None])[:, :, 0]

@@ -58,3 +58,11 @@ def test_the_engine_attaches_a_policy_before_it_plans(cache):
     assert engine.policy.step_time.predict(8, 8, 0, 64) == 7.0
     engine.set_policy("ema-tiers")
     assert engine.policy.fallbacks == ()
+
+
+@pytest.mark.slow
+def test_the_shipped_table_stands_in_for_devices_that_were_not_measured(cache, real_float32):
+    time, why = step_time_of(real_float32)
+    assert time.identity.model == real_float32.fingerprint
+    assert "step times are those of another device" in why
+    assert time.predict(8, 8, 0, 200) > time.predict(1, 1, 0, 200) > 0

@@ -35,6 +35,14 @@ def test_rows_that_are_free_are_bought_and_dear_ones_are_not(monkeypatch):
     assert free.policy.status()["price"] > 0 and free.policy.status()["block_mix"]
 
 
+def test_the_price_override_buys_fewer_rows_the_dearer_it_makes_them(monkeypatch):
+    cost, rows = RowCost(20.0, 0.6), {}
+    for price in (0.2, 1, 5):
+        engine = engine_of(f"recguide:price={price}:online=0", cost=cost, concurrency=1, monkeypatch=monkeypatch)
+        rows[price] = np.mean([r.stats.rows / r.stats.forwards for r in play(engine)])
+    assert rows[0.2] > 1.1 * rows[1] > 1.21 * rows[5]
+
+
 def test_load_shifts_it_to_plain_decoding(monkeypatch):
     cost = RowCost(20.0, 1.6)
     rows = []
