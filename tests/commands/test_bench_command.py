@@ -112,6 +112,7 @@ def test_bench_of_the_real_model(cli, tmp_path):
 
 def test_a_policy_that_has_to_do_without_its_cost_table_says_so_and_in_the_result(cli, words, tmp_path, monkeypatch):
     monkeypatch.setenv("RECGUIDE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").write_text("a file where the folder should be")  # no table can be kept
     words[words.index("--policies") + 1] = "ar,paper-adaptive,ema-tiers,budget,tiers"
     path = tmp_path / "result.json"
     run = cli(*words, "--repeats", 1, "--json", path)
