@@ -16,7 +16,7 @@ from .noise import gumbel
 
 ROWS = 16  # of a float32 copy at a time: what is made of it stays in the processor's cache
 BLOCK = 128  # tokens whose maximum is looked at first
-LEAST = -200.0  # e to this is 0 in float32
+LEAST = -87.0  # e to this is the least normal number of float32: smaller ones cost a trap each
 
 
 class Signals(NamedTuple):

@@ -70,7 +70,7 @@ def _figures(m: dict) -> list[str]:
 
 
 def _values(content: dict) -> Table:
-    table = Table("block", *(str(point["block"]) for point in content["value_curves"]), title="tokens a round")
-    for name in ("predicted", "observed"):
-        table.add_row(name, *(f"{point[name]:.2f}" for point in content["value_curves"]))
+    table = Table("block", "predicted", "observed", title="tokens a round")
+    for point in content["value_curves"]:
+        table.add_row(str(point["block"]), f"{point['predicted']:.2f}", f"{point['observed']:.2f}")
     return table
