@@ -89,14 +89,17 @@ class CostTable:
             if table.shape != axes.shape or not np.isfinite(table).all() or (table <= 0).any():
                 raise RecGuideError(f"{name}: expected positive times of shape {axes.shape}; measure the profile again")
         self.identity, self.axes, self.causal, self.drafting, self.about = identity, axes, causal, drafting, about
-        self._causal, self._drafting, self._least = causal.tolist(), drafting.tolist(), float(causal.min()) / 2
+        self._causal, self._drafting = (_continued(table, axes).tolist() for table in (causal, drafting))
+        self._points = tuple((*axis, 2 * axis[-1]) for axis in (axes.requests, axes.rows, axes.contexts))
+        self._least = float(causal.min()) / 2
         self._cells: dict[tuple[int, int, int], Running] = {}
         self._kinds: dict[Kind, Running] = {}
 
     def predict(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
         """Milliseconds of a step with so many rows in all, ``context`` cached tokens per request on average.
 
-        Beyond the grid the last two points of an axis are continued in a straight line.
+        Beyond the grid the last two points of an axis are continued in a straight line, or half as steep as the whole
+        axis is where that is more: a last point that was measured too low must not make rows free.
         """
         measured = self._measured(requests, causal_rows, draft_rows, context)
         return measured * self._correction(requests, causal_rows, draft_rows)
@@ -107,8 +110,8 @@ class CostTable:
         cost = self._read(self._causal, requests, rows, context)
         if draft_rows:
             each = draft_rows / requests
-            cost += self._read(self._drafting, requests, each, context)
-            cost -= self._read(self._causal, requests, each + 1, context)
+            drafting, causal = self._read(self._drafting, requests, each, context), self._causal
+            cost += max(drafting - self._read(causal, requests, each + 1, context), 0.0)
         return max(cost, self._least)
 
     def observe(self, measured_ms: float, requests: int, causal_rows: int, draft_rows: int, context: float) -> None:
@@ -136,13 +139,8 @@ class CostTable:
 
     def _read(self, table: Nested, requests: float, rows: float, context: float) -> float:
         """Linear between grid points; in plain numbers, since this runs several times in every planned step."""
-        axes = self.axes
-        (i, u), (j, v), (k, w) = (
-            _place(axes.requests, requests),
-            _place(axes.rows, rows),
-            _place(axes.contexts, context),
-        )
-        next_i, next_j, next_k = (min(at + 1, size - 1) for at, size in zip((i, j, k), axes.shape, strict=True))
+        (i, u), (j, v), (k, w) = map(_place, self._points, (requests, rows, context))
+        next_i, next_j, next_k = i + 1, j + 1, k + 1
 
         def along(line: list[float]) -> float:
             return (1 - w) * line[k] + w * line[next_k]
@@ -165,6 +163,18 @@ class CostTable:
                 "about": self.about,
             },
         )
+
+
+def _continued(table: np.ndarray, axes: Axes) -> np.ndarray:
+    """The table with one point more at the end of every axis, at twice the last."""
+    for number, axis in enumerate((axes.requests, axes.rows, axes.contexts)):
+        line = np.moveaxis(table, number, 0)
+        steep = np.zeros_like(line[0])
+        if len(axis) > 1:
+            last = (line[-1] - line[-2]) / (axis[-1] - axis[-2])
+            steep = np.maximum(np.maximum(last, 0.5 * (line[-1] - line[0]) / (axis[-1] - axis[0])), 0.0)
+        table = np.moveaxis(np.concatenate((line, (line[-1] + axis[-1] * steep)[None])), 0, number)
+    return table
 
 
 def _nearest(axis: Sequence[int], at: float) -> int:

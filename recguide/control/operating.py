@@ -23,6 +23,8 @@ CONTEXT_STEP = 384  # tokens of context that share a point
 LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # a load shares the point of the nearest one
 PREPARED = 6  # loads that are solved beforehand
 FIRST, LASTING = 16, 256  # steps after which a point is solved again, with what has been learned since: 16, 64, 256
+PROBES = ((1, 0), (3, 0), (1, 2), (3, 6))  # causal and draft rows of steps whose times show whether prices still hold
+SAME, ODDS = 0.015, 4.0  # times within 1.5%, and log-odds within ODDS times that: the point is kept
 MARGIN = 0.01  # a change between drafting and plain AR must gain this much
 
 
@@ -33,9 +35,10 @@ def nearest_load(requests: int) -> int:
 
 @dataclass
 class _Solved:
-    """A point, how often it will be asked for, and how often it was."""
+    """A point, what it was found from, how often it will be asked for, and how often it was."""
 
     point: Operating
+    grounds: np.ndarray
     lasting: int = FIRST
     asked: int = 0
 
@@ -60,10 +63,27 @@ class OperatingPoints:
         if found is not None and found.asked < found.lasting:
             found.asked += 1
             return found.point
-        point = _priced(self._solve(*key, found.point if found else None), self._price)
-        self._points[key] = _Solved(point, min(4 * found.lasting, LASTING) if found else FIRST)
-        self._times.clear()
+        grounds = self._grounds(*key)
+        known = found or self._nearest(*key)
+        if known is not None and np.abs(grounds - known.grounds).max() < SAME:
+            point, grounds = known.point, known.grounds
+        else:
+            point = _priced(self._solve(*key, found.point if found else None), self._price)
+            self._times.clear()
+        self._points[key] = _Solved(point, grounds, min(4 * found.lasting, LASTING) if found else FIRST)
         return point
+
+    def _grounds(self, requests: int, stretch: int) -> np.ndarray:
+        """What a point follows from, as numbers that mean the same where they differ by less than SAME: logarithms of
+        step times, and log-odds of drafts."""
+        context = _middle(stretch)
+        times = [self._time.predict(requests, requests * c, requests * d, context) for c, d in PROBES]
+        return np.concatenate((np.log(times), self._monitor.offsets.ravel() / ODDS))
+
+    def _nearest(self, requests: int, stretch: int) -> _Solved | None:
+        """The solved point of the same load whose context is nearest."""
+        near = [(abs(s - stretch), solved) for (count, s), solved in self._points.items() if count == requests]
+        return min(near, key=lambda found: found[0])[1] if near else None
 
     def tariffs(self, point: Operating) -> list[Tariff]:
         """A point's prices by history bucket, in plain numbers."""
@@ -94,10 +114,10 @@ class OperatingPoints:
 
     def _starts(self, requests: int, stretch: int) -> Sequence[Rows]:
         """Where the nearest point of the same load stands, or everywhere when there is none."""
-        near = [(abs(s - stretch), solved.point) for (count, s), solved in self._points.items() if count == requests]
-        if not near:
+        near = self._nearest(requests, stretch)
+        if near is None:
             return STARTS
-        point = min(near, key=lambda found: found[0])[1]
+        point = near.point
         return ((point.causal_rows, point.draft_rows) if point.drafts else STARTS[0],)
 
     def _samples(self) -> Samples:

@@ -39,7 +39,8 @@ def test_drafting_points_too():
 
 @given(st.floats(1, 16), st.floats(1, 8), st.floats(64, 256))
 def test_between_points_the_time_lies_between_its_neighbours(requests, rows, context):
-    found = table()._read(CAUSAL, requests, rows, context)
+    made = table()
+    found = made._read(made._causal, requests, rows, context)
     assert CAUSAL.min() <= found <= CAUSAL.max()
 
 
@@ -52,6 +53,19 @@ def test_beyond_the_grid_the_last_line_goes_on():
     assert table().predict(1, 14, 0, 64) == pytest.approx(14 + (14 - 10) / 6 * 6)
     assert table().predict(1, 1, 0, 448) == pytest.approx(12)
     assert table().predict(1, 1, 0, 1) > 0
+
+
+@given(st.floats(8, 200), st.floats(16, 200), st.floats(640, 4000))
+def test_a_last_point_that_was_measured_too_low_makes_nothing_free(rows, requests, context):
+    axes = Axes((1, 8), (1, 4, 8), (128, 640))
+    rising = np.array([[10.0, 20.0, 18.0], [40.0, 80.0, 70.0]])[:, :, None]
+    low = np.concatenate((rising, 0.8 * rising), 2)
+    made = CostTable(HERE, axes, low, 1.5 * low, {})
+    here = made.predict(1, rows, 0, 128)
+    assert made.predict(1, 2 * rows, 0, 128) > here
+    assert made.predict(requests, requests * 8, 0, 128) > made.predict(8, 64, 0, 128)
+    assert made.predict(1, 1, 3 * rows, 128) >= made.predict(1, 1, rows, 128)
+    assert made.predict(1, 4, 0, 2 * context) >= made.predict(1, 4, 0, context)
 
 
 def test_what_is_seen_refines_the_table_slowly_and_where_it_was_seen():
