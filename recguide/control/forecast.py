@@ -19,6 +19,8 @@ from recguide.engine.request import Request
 
 MEMORY = "recguide"
 CONTINUATION = KINDS.index("continuation")
+NO_PAST = history(())
+STALE = 10  # tokens after its last verification at which a request's past no longer keeps it from drafting
 
 
 class Seen(NamedTuple):
@@ -80,14 +82,19 @@ class Forecaster:
         return np.where(there, shifted(conditional, offset), 0.0)
 
     def _past(self, request: Request) -> tuple[tuple[float, ...], int]:
-        """A request's history features and bucket, worked out anew after each verification."""
-        rounds = len(request.accepted_history)
+        """A request's history features and bucket, worked out anew after each verification.
+
+        A past that says "do not draft" would never be followed by a verification that says otherwise, while the text
+        goes on: when it is stale, the bucket is at least that of a request without a past.
+        """
+        rounds, place = len(request.accepted_history), len(request.tokens)
         kept = request.memory.get(MEMORY)
         if kept is None or kept[0] != rounds:
             features = history(request.accepted_history)
-            kept = (rounds, features, self._bucket(features))
+            kept = (rounds, features, self._bucket(features), place)
             request.memory[MEMORY] = kept
-        return kept[1], kept[2]
+        _, features, bucket, verified_at = kept
+        return features, bucket if place - verified_at < STALE else max(bucket, self._bucket(NO_PAST))
 
     def _bucket(self, features: tuple[float, ...]) -> int:
         rounded = tuple(round(value, 1) for value in features)
