@@ -66,7 +66,7 @@ def _signals(logits: Tensor, entropy: bool, top_k: int, mask_id: int | None) -> 
     if mask_id is not None:
         wide[:, mask_id] = float("-inf")
     best, ids = _best(wide, logits.shape[1], max(2, top_k))
-    # clamped, so that an impossible token adds 0 * e^-LEAST to the entropy and not 0 * inf
+    # clamped, so that an impossible token adds next to nothing to sum and entropy, and not 0 * inf
     below = wide.sub_(best[:, :1]).clamp_(min=LEAST)
     weights = below.exp()
     total = weights.sum(-1)
