@@ -6,9 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from recguide.engine import engine as engine_module
 from recguide.engine.chaining import pieces
+from recguide.engine.sampling import SamplingParams
 from recguide.errors import RecGuideError
 from recguide.models.adapter import load_adapter
 from tests.helpers import (
@@ -92,8 +94,6 @@ def test_drafts_follow_the_formula_one_after_the_other(sampler):
 
 
 def engine_params(sampler):
-    from recguide.engine.sampling import SamplingParams
-
     return SamplingParams(max_new_tokens=40, seed=5, **SAMPLERS[sampler])
 
 
@@ -116,16 +116,12 @@ def test_an_adapter_keeps_its_chain(tmp_path):
 
 
 def test_a_chain_rank_that_is_none_is_refused(tmp_path):
-    import json
-
-    from safetensors.torch import load_file, save_file
-
     model = MODELS["masks only"]
     model.adapter.save(tmp_path, {})
     path = tmp_path / "adapter_model.safetensors"
     about = {"base_model_fingerprint": model.fingerprint, "draft_shift": "1", "adapt_tokens": "0"}
     tensors = load_file(path)
-    save_file(tensors, path, about | {"chain_rank": json.dumps("four")})
+    save_file(tensors, path, about | {"chain_rank": "four"})
     with pytest.raises(RecGuideError, match="chain_rank"):
         load_adapter(tmp_path, model.config, model.fingerprint)
     save_file(tensors, path, about | {"chain_rank": "5"})
