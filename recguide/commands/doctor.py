@@ -20,6 +20,7 @@ from recguide.models.adapter import load_adapter
 from recguide.models.cache_dir import cache_dir
 from recguide.models.checkpoint import fingerprint_folder, read_json
 from recguide.models.config import from_hf
+from recguide.models.linear import can_pack
 from recguide.models.loader import default_device, default_dtype, shipped_adapter
 from recguide.provenance import device_name
 
@@ -55,7 +56,7 @@ def _device() -> list[tuple[str, str, str]]:
     rows = [(GOOD, "device", device_name()), (GOOD if native else NOTE, "dtype", str(dtype).removeprefix("torch."))]
     threads, cores = torch.get_num_threads(), os.cpu_count() or 1
     rows.append((GOOD if threads <= cores else NOTE, "threads", f"{threads} on {cores} cores"))
-    packed = torch.backends.mkldnn.is_available() and device.type == "cpu"
+    packed = can_pack(torch.empty(1, 1, dtype=dtype, device=device))
     rows.append(
         (GOOD if packed or device.type == "cuda" else NOTE, "linear maps", "oneDNN, prepacked" if packed else "torch")
     )

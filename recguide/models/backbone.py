@@ -49,9 +49,10 @@ class Backbone:
         self.config, self.packed = config, pack
         self.embedding = weights["model.embed_tokens.weight"]
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
+        # The largest map first: while it is converted and packed, the others take no memory yet.
+        self.head = Linear(self.embedding if config.tie_embeddings else weights["lm_head.weight"], pack)
         self.layers = [Layer(weights, f"model.layers.{i}.", pack) for i in range(config.num_layers)]
         self.norm = weights["model.norm.weight"]
-        self.head = Linear(self.embedding if config.tie_embeddings else weights["lm_head.weight"], pack)
         self.frequencies = inverse_frequencies(config).to(self.device)
 
     def embed(self, tokens: Tensor, mask_rows: Tensor | None, mask_embedding: Tensor | None) -> Tensor:

@@ -12,7 +12,12 @@ from torch.nn import functional as F
 
 
 def can_pack(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and torch.backends.mkldnn.is_available() and not weight.requires_grad
+    """Whether oneDNN multiplies such a weight here: not every processor (AVX2 alone, say) has its 16-bit paths."""
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available() or weight.requires_grad:
+        return False
+    if weight.dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.dtype != torch.float16 or torch.ops.mkldnn._is_mkldnn_fp16_supported()
 
 
 class Linear:

@@ -111,7 +111,6 @@ def load_model(
     where = _device(device) if device else default_device()
     kind = _dtype(dtype) if dtype else default_dtype(where)
     if where.type == "cpu":
-        keep_freed_memory()
         limit_kernel_cache()
     folder = find_folder(name)
     config = _read_config(folder)
@@ -126,6 +125,8 @@ def load_model(
         folder=folder,
     )
     _attach_adapter(model, adapter)
+    if where.type == "cpu":
+        keep_freed_memory()  # only now: what loading frees along the way would lie in holes between the weights
     return model
 
 
