@@ -1,9 +1,10 @@
 """Well-formed prompts to train a drafter on: templates with slots, filled at random.
 
-Some slots hold real text: ``news`` (one article a line) and ``german`` (texts between lines of a single %, the format
-of fortune files). The card of the shipped adapter names the packages that these came from.
+Some slots hold real text: ``news`` (one article a line), ``german`` (texts between lines of a single %, the format of
+fortune files), and the nouns, people and places of WordNet. The card of the shipped adapter names the packages that
+these came from.
 
-    python -m recguide.drafter.prompts prompts.jsonl --news lee_background.cor --german zitate
+    python -m recguide.drafter.prompts OUT.jsonl --news lee_background.cor --german zitate --wordnet /usr/share/wordnet
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -40,16 +42,20 @@ WEIGHTS = {
 }
 """How often each category is asked for."""
 MAX_SENTENCES = {"summarization": 14, "rag": 6, "extraction": 6}
+SAME = {"name", "friend", "thing"}  # the same throughout a prompt; every other slot takes a new value each time
+MOST_USES = 8  # of one slot in one template
+THINGS, PEOPLE, PLACES = {"05", "06", "08", "13", "17", "20", "27"}, "18", "15"  # WordNet's files, lexnames(5WN)
 SLOT = re.compile(r"{(\w+)}")
 app = typer.Typer(add_completion=False)
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Real text for the slots: articles as lists of sentences, and German texts."""
+    """Real text for the slots: articles as lists of sentences, German texts, and WordNet's words by slot."""
 
     articles: list[list[str]]
     german: list[str]
+    words: dict[str, list[str]]
 
 
 def make_prompts(count: int, texts: Texts, seed: int = 0) -> list[dict[str, str]]:
@@ -70,7 +76,8 @@ def make_prompts(count: int, texts: Texts, seed: int = 0) -> list[dict[str, str]
 
 def _fill(template: str, slots: dict[str, list[str]], texts: Texts, category: str, chooser: random.Random) -> str:
     passages: list[str] = []
-    left = {slot: chooser.sample(values, len(values)) for slot, values in slots.items() if f"{{{slot}}}" in template}
+    values = slots | texts.words
+    left = {slot: chooser.sample(values[slot], min(len(values[slot]), MOST_USES)) for slot in _used(template, values)}
 
     def value(match: re.Match[str]) -> str:
         slot = match[1]
@@ -82,9 +89,13 @@ def _fill(template: str, slots: dict[str, list[str]], texts: Texts, category: st
             return passages[-1]
         if slot == "name_in_passage":
             return chooser.choice(_names(chooser.choice(passages)))
-        return left[slot].pop()  # no value twice in a prompt
+        return left[slot][-1] if slot in SAME else left[slot].pop()
 
     return SLOT.sub(value, template)
+
+
+def _used(template: str, values: dict[str, list[str]]) -> list[str]:
+    return [slot for slot in values if f"{{{slot}}}" in template]
 
 
 def _names(passage: str) -> list[str]:
@@ -92,15 +103,44 @@ def _names(passage: str) -> list[str]:
     return re.findall(r"(?<=[a-z,] )[A-Z][a-z]+(?: [A-Z][a-z]+)*", passage) or [passage.split()[0]]
 
 
-def read_texts(news: Path, german: Path) -> Texts:
+def read_texts(news: Path, german: Path, wordnet: Path) -> Texts:
     """Raises RecGuideError where a file is missing, is no text, or has nothing of use."""
     articles = [re.split(r"(?<=[.!?]) (?=[A-Z\"])", line.strip()) for line in _read(news).splitlines() if line.strip()]
     quotes = (" ".join(part.split("\n\t\t--")[0].split()) for part in _read(german).split("\n%\n"))
-    texts = Texts(articles, [q for q in quotes if 30 <= len(q) <= 300])
-    for path, found in ((news, texts.articles), (german, texts.german)):
+    words = _words(wordnet)
+    texts = Texts(articles, [q for q in quotes if 30 <= len(q) <= 300], words)
+    for path, found in ((news, texts.articles), (german, texts.german), (wordnet, all(words.values()))):
         if not found:
             raise RecGuideError(f"{path}: no text found in it")
     return texts
+
+
+def _words(wordnet: Path) -> dict[str, list[str]]:
+    """The slots that WordNet fills: things with a common word, and people and places by name.
+
+    ``data.noun`` has offset, file number, n, count of words, then word and number in pairs, and the pointers;
+    ``index.noun`` has word, n, ..., senses, senses found in texts, and the offset of each sense (wndb(5WN)).
+    """
+    files: dict[str, str] = {}  # by offset
+    words: dict[str, list[str]] = {"noun": [], "someone": [], "somewhere": []}
+    for fields in _entries(wordnet / "data.noun"):
+        files[fields[0]] = fields[1]
+        if "@i" in fields and fields[1] in (PEOPLE, PLACES):
+            names = [name.replace("_", " ") for name in fields[4 : 4 + 2 * int(fields[3], 16) : 2]]
+            full = [name for name in names if name.count(" ") == 1]
+            words["someone" if fields[1] == PEOPLE else "somewhere"] += full[:1] if fields[1] == PEOPLE else names[:1]
+    for fields in _entries(wordnet / "index.noun"):
+        senses = int(fields[2])
+        if int(fields[-senses - 1]) and files.get(fields[-senses]) in THINGS:
+            words["noun"].append(fields[0].replace("_", " "))
+    return words
+
+
+def _entries(path: Path) -> Iterator[list[str]]:
+    """The fields of each line behind the licence, without the gloss."""
+    for line in _read(path).splitlines():
+        if line.strip() and not line.startswith(" "):
+            yield line.split("|")[0].split()
 
 
 def _read(path: Path) -> str:
@@ -115,12 +155,13 @@ def main(
     out: Annotated[Path, typer.Argument(help="JSONL file to write, for train-drafter --prompts.")],
     news: Annotated[Path, typer.Option(help="English articles, one a line.")],
     german: Annotated[Path, typer.Option(help="German texts between lines of a single %.")],
+    wordnet: Annotated[Path, typer.Option(help="Folder of WordNet's data.noun and index.noun.")],
     count: Annotated[int, typer.Option(help="How many prompts.")] = 2000,
     seed: Annotated[int, typer.Option(help="Another seed, other prompts.")] = 0,
 ) -> None:
     """Write well-formed prompts of many kinds to train a drafter on."""
     check_writable(out)
-    rows = make_prompts(count, read_texts(news, german), seed)
+    rows = make_prompts(count, read_texts(news, german, wordnet), seed)
     out.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
