@@ -121,10 +121,16 @@ class CostTable:
         for running in (self._cells.setdefault(cell, Running()), self._kinds.setdefault(kind, Running())):
             running.add(min(max(ratio, 0.5), 2.0))
 
+    def drafting_seen(self, requests: int) -> bool:
+        """Whether steps of so many requests that draft were seen here often enough to correct the table."""
+        running = self._kinds.get((_nearest(self.axes.requests, requests), True))
+        return running is not None and running.count >= ENOUGH
+
     def _correction(self, requests: float, causal_rows: float, draft_rows: float) -> float:
-        """What steps like this one took, to what the table says: of the nearest cell, else of the kind, else 1."""
+        """What steps like this one took, to what the table says: of the nearest cell, else of the kind, else of plain
+        steps (the whole machine may be slower today), else 1."""
         cell, kind = self._cell(requests, causal_rows, draft_rows)
-        for running in (self._cells.get(cell), self._kinds.get(kind)):
+        for running in (self._cells.get(cell), self._kinds.get(kind), self._kinds.get((kind[0], False))):
             if running is not None and running.count >= ENOUGH:
                 return running.mean
         return 1.0

@@ -25,6 +25,7 @@ PREPARED = 6  # loads that are solved beforehand
 FIRST, LASTING = 16, 256  # steps after which a point is solved again, with what has been learned since: 16, 64, 256
 PROBES = ((1, 0), (3, 0), (1, 2), (3, 6))  # causal and draft rows of steps whose times show whether prices still hold
 SAME, ODDS = 0.015, 4.0  # times within 1.5%, and log-odds within ODDS times that: the point is kept
+HOPE = 0.15  # share by which a drafting step may turn out cheaper than the table says, until some were made
 MARGIN = 0.01  # a change between drafting and plain AR must gain this much
 
 
@@ -45,12 +46,24 @@ class _Solved:
 
 class OperatingPoints:
     """``StepTime`` and ``Controller`` to prices. Not thread-safe: one engine's thread asks. ``price`` multiplies what
-    rows cost; ``freedom`` as in Shape."""
+    rows cost; ``freedom`` as in Shape.
+
+    With ``hopeful``, drafting steps are taken to be cheaper than the table says until some were made: a table that is
+    a little off would otherwise rule drafting out for good, since only steps that are made correct it.
+    """
 
     def __init__(
-        self, controller: Controller, step_time: StepTime, monitor: Monitor, *, price: float = 1.0, **freedom: Any
+        self,
+        controller: Controller,
+        step_time: StepTime,
+        monitor: Monitor,
+        *,
+        price: float = 1.0,
+        hopeful: bool = False,
+        **freedom: Any,
     ):
         self._controller, self._time, self._monitor, self._price = controller, step_time, monitor, price
+        self._hopeful = hopeful
         self.shape = Shape(1 - controller.draft_shift, controller.open_chance, **freedom)
         self._points: dict[tuple[int, int], _Solved] = {}
         self._tariffs: tuple[Operating, list[Tariff]] | None = None
@@ -77,7 +90,7 @@ class OperatingPoints:
         """What a point follows from, as numbers that mean the same where they differ by less than SAME: logarithms of
         step times, and log-odds of drafts."""
         context = _middle(stretch)
-        times = [self._time.predict(requests, requests * c, requests * d, context) for c, d in PROBES]
+        times = [self._predict(requests, requests * c, requests * d, context) for c, d in PROBES]
         return np.concatenate((np.log(times), self._monitor.offsets.ravel() / ODDS))
 
     def _nearest(self, requests: int, stretch: int) -> _Solved | None:
@@ -101,12 +114,18 @@ class OperatingPoints:
         """A step's predicted time."""
         key = (requests, causal_rows, draft_rows, int(context) // CONTEXT_STEP)
         if key not in self._times:
-            self._times[key] = self._time.predict(requests, causal_rows, draft_rows, _middle(key[3]))
+            self._times[key] = self._predict(requests, causal_rows, draft_rows, _middle(key[3]))
         return self._times[key]
+
+    def _predict(self, requests: int, causal_rows: float, draft_rows: float, context: float) -> float:
+        spent = self._time.predict(requests, causal_rows, draft_rows, context)
+        if draft_rows and self._hopeful and not self._time.drafting_seen(requests):
+            return (1 - HOPE) * spent
+        return spent
 
     def _solve(self, requests: int, stretch: int, before: Operating | None) -> Operating:
         def time(causal: float, draft: float) -> float:
-            spent = self._time.predict(requests, requests * causal, requests * draft, _middle(stretch))
+            spent = self._predict(requests, requests * causal, requests * draft, _middle(stretch))
             return spent / requests
 
         margin = 0.0 if before is None else -MARGIN if before.drafts else MARGIN

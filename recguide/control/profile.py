@@ -110,6 +110,8 @@ class Profiler:
 
 
 def _sample(step: DryStep) -> float:
-    """The median of a few steps behind the first: more of the short ones, which are the ones that decisions hang on."""
+    """The median of a few steps behind the first: more of the short ones, which are the ones that decisions hang on,
+    and never one alone unless it is long, so that a hiccup of the machine does not count."""
     first = step()
-    return statistics.median(step() for _ in range(max(1, min(MOST_STEPS, int(SAMPLE_MS / first)))))
+    fewest = 3 if first < 2 * SAMPLE_MS else 1
+    return statistics.median(step() for _ in range(max(fewest, min(MOST_STEPS, int(SAMPLE_MS / first)))))

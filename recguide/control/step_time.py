@@ -22,6 +22,9 @@ class StepTime(Protocol):
     def observe(self, measured_ms: float, requests: int, causal_rows: int, draft_rows: int, context: float) -> None:
         """Take in what such a step took."""
 
+    def drafting_seen(self, requests: int) -> bool:
+        """Whether predictions for drafting steps of so many requests rest on such steps, made here."""
+
 
 @dataclass(frozen=True)
 class RowCost:
@@ -35,6 +38,10 @@ class RowCost:
 
     def observe(self, measured_ms: float, requests: int, causal_rows: int, draft_rows: int, context: float) -> None:
         """A line has nothing to refine."""
+
+    def drafting_seen(self, requests: int) -> bool:
+        """A line will never be better than it is."""
+        return True
 
     def predict(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
         return self.floor_ms + self.row_ms * (causal_rows + 2 * draft_rows)

@@ -100,7 +100,9 @@ class RecGuide(Policy):
         self.monitor = Monitor(self.controller.usual)
         self._forecast = Forecaster(self.controller, self.monitor)
         freedom = FREEDOMS[self.use]
-        self._points = OperatingPoints(self.controller, self._time, self.monitor, price=self.price, **freedom)
+        self._points = OperatingPoints(
+            self.controller, self._time, self.monitor, price=self.price, hopeful=bool(self.online), **freedom
+        )
         self._points.prepare()
         self._steps, self._mix, self._branches, self._modes = 0, Counter(), Counter(), Modes()
         self._last: _Step | None = None

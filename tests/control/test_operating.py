@@ -1,0 +1,79 @@
+"""Operating points: solved anew when their grounds move, and hopeful about drafting until it was seen."""
+
+import numpy as np
+import pytest
+
+from recguide.control.cost import ENOUGH, Axes, CostTable, Identity
+from recguide.control.monitor import Monitor
+from recguide.control.operating import FIRST, HOPE, OperatingPoints
+from recguide.control.step_time import RowCost
+from tests.controllers import handmade
+
+AXES = Axes((1, 2, 4), (1, 2, 4, 8), (256,))
+
+
+def table(drafting_times: float) -> CostTable:
+    """Rows cost next to nothing beside the floor of a step; steps that draft take ``drafting_times`` as long."""
+    requests, rows, _ = np.meshgrid(AXES.requests, AXES.rows, AXES.contexts, indexing="ij")
+    causal = 40.0 + 0.5 * requests * rows
+    return CostTable(Identity("m", "a", "float32", "p"), AXES, causal, drafting_times * causal, {})
+
+
+def points_of(step_time, *, hopeful: bool) -> OperatingPoints:
+    controller = handmade(draft_shift=1)
+    return OperatingPoints(controller, step_time, Monitor(controller.usual), hopeful=hopeful)
+
+
+def gain_needed(hopeful: bool) -> float:
+    """The slowest drafting steps, to plain ones, at which a point still drafts."""
+    return max(times for times in np.arange(1.0, 4.0, 0.05) if points_of(table(times), hopeful=hopeful).at(1, 0).drafts)
+
+
+def test_hope_makes_up_for_a_table_that_is_a_little_off():
+    assert gain_needed(True) == pytest.approx(gain_needed(False) / (1 - HOPE), rel=0.05)
+
+
+def seen(step_time, points, steps, milliseconds):
+    """Steps of a request that draft, as they were timed; returns the point they lead to."""
+    for _ in range(steps):
+        points.at(1, 0)
+        step_time.observe(milliseconds, 1, 1, 3, 0)
+    return points.at(1, 0)
+
+
+@pytest.mark.parametrize("measured, drafts", [(0.8, True), (1.0, False)])
+def test_hope_ends_with_what_is_seen(measured, drafts):
+    """The table says that drafting does not pay, by 5%: hope tries it, and what the steps took decides."""
+    step_time = table(1.05 * gain_needed(False))
+    assert not points_of(step_time, hopeful=False).at(1, 0).drafts
+    points = points_of(step_time, hopeful=True)
+    assert points.at(1, 0).drafts
+    told = step_time.predict(1, 1, 3, 0)
+    assert points.milliseconds(1, 1, 3, 0) == pytest.approx((1 - HOPE) * told)
+    assert seen(step_time, points, FIRST + 1, measured * told).drafts is drafts
+    assert points.milliseconds(1, 1, 3, 0) == pytest.approx(measured * told, rel=0.01)
+
+
+def test_a_machine_that_is_slower_today_is_slower_for_drafts_too():
+    step_time = table(1.3)
+    told = step_time.predict(2, 2, 6, 0)
+    for _ in range(ENOUGH):
+        step_time.observe(1.2 * step_time._measured(2, 2, 0, 0), 2, 2, 0, 0)
+    assert step_time.predict(2, 2, 6, 0) == pytest.approx(1.2 * told)
+    assert not step_time.drafting_seen(2)
+    for _ in range(ENOUGH):
+        step_time.observe(told, 2, 2, 6, 0)
+    assert step_time.drafting_seen(2)
+    assert step_time.predict(2, 2, 6, 0) == pytest.approx(told)
+
+
+def test_a_line_is_not_hoped_for():
+    points = points_of(RowCost(), hopeful=True)
+    assert points.milliseconds(1, 1, 3, 0) == RowCost().predict(1, 1, 3, 0)
+
+
+def test_a_price_multiplies_what_rows_cost():
+    controller, step_time = handmade(draft_shift=1), table(1.1)
+    dear = OperatingPoints(controller, step_time, Monitor(controller.usual), price=3.0).at(1, 0).prices
+    found = points_of(step_time, hopeful=False).at(1, 0).prices
+    assert (dear.rate, dear.causal, dear.draft) == pytest.approx((3 * found.rate, 3 * found.causal, 3 * found.draft))
