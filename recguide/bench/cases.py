@@ -11,6 +11,8 @@ from rich.table import Table
 
 from recguide.bench.prompts import Prompt, fingerprint
 from recguide.commands.options import progress_bar
+from recguide.control.step_time import step_time_of
+from recguide.engine.clock import Clock, SimulatedClock, WallClock
 from recguide.models.loader import Model
 from recguide.provenance import write_json
 
@@ -30,6 +32,24 @@ def about_model(model: Model) -> dict[str, Any]:
 def about_prompts(prompts: Sequence[Prompt]) -> dict[str, Any]:
     """A prompt set as results name it."""
     return {"count": len(prompts), "fingerprint": fingerprint(prompts)}
+
+
+def clock_of(model: Model) -> Clock:
+    """The wall's, or that of the device whose cost table the model was given."""
+    return WallClock() if model.cost_table is None else SimulatedClock(step_time_of(model)[0].predict)
+
+
+def about_device(model: Model) -> dict[str, Any] | None:
+    """What the simulated device's steps were measured on; None where the clock was this device's."""
+    return None if model.cost_table is None else step_time_of(model)[0].about["provenance"]
+
+
+def where(result: dict[str, Any]) -> str:
+    """The device that a result is of, in words."""
+    table, p = result.get("simulated"), result["provenance"]
+    if table is not None:
+        return f"step times simulated, as measured on {table['device']} ({table['created'][:10]})"
+    return f"{p['device']}, {p['threads']} threads, torch {p['torch']}, {p['created'][:10]}"
 
 
 def run_cases(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,11 +20,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from recguide.bench.cases import about_model, about_prompts
+from recguide.bench.cases import about_device, about_model, about_prompts, clock_of
 from recguide.bench.measure import encode
 from recguide.bench.prompts import load_prompts, spread
 from recguide.commands.entry import run
-from recguide.commands.options import PromptsFile, integers, open_model, progress_bar, words
+from recguide.commands.options import PromptsFile, Simulate, integers, open_model, progress_bar, words
 from recguide.engine.engine import Engine
 from recguide.engine.sampling import SamplingParams
 from recguide.errors import RecGuideError
@@ -62,20 +61,21 @@ class ClosedLoop:
     """An engine that always has something to do: whoever ends is followed by the next prompt, in order."""
 
     def __init__(self, model: Model, spec: str, prompts: Sequence[list[int]], walk: Walk):
-        self.engine = Engine(model, spec, max_concurrency=max(walk.loads))
+        self.engine = Engine(model, spec, max_concurrency=max(walk.loads), clock=clock_of(model))
         self._prompts, self._numbers, self._tokens = prompts, itertools.count(), walk.max_new_tokens
 
     def stretch(self, load: int, ended: Callable[[float, int], bool]) -> tuple[float, int]:
         """Run at ``load`` until ``ended(seconds, tokens)``; returns both."""
         self.engine.set_concurrency(load)
-        started, before = time.perf_counter(), self.engine.stats.committed
+        now = self.engine.clock.now
+        started, before = now(), self.engine.stats.committed
         while True:
             while len(self.engine.waiting) + len(self.engine.running) < load + 1:
                 number = next(self._numbers)
                 params = SamplingParams(max_new_tokens=self._tokens, seed=number)
                 self.engine.submit(self._prompts[number % len(self._prompts)], params)
             self.engine.step()
-            spent, tokens = time.perf_counter() - started, self.engine.stats.committed - before
+            spent, tokens = now() - started, self.engine.stats.committed - before
             if ended(spent, tokens):
                 return spent, tokens
 
@@ -136,6 +136,7 @@ def main(
     ] = 48,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens an answer may have.")] = 64,
     repeats: Annotated[int, typer.Option(help="Walks of each policy and kind.")] = 2,
+    simulate: Simulate = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the result, after every walk.")] = None,
     model: Annotated[str, typer.Option(help="As in recguide bench.")] = embedded.NAME,
 ) -> None:
@@ -150,6 +151,7 @@ def main(
         check_writable(json_out)
     console = Console()
     loaded = open_model(model, None, None, "auto", console)
+    loaded.cost_table = simulate
     chosen = spread(load_prompts(prompts), limit)
     encoded = [encode(loaded, prompt) for prompt in chosen]
     runs: list[dict] = []
@@ -160,6 +162,7 @@ def main(
             "model": about_model(loaded),
             "prompts": about_prompts(chosen),
             "settings": asdict(walk) | {"policies": list(specs)},
+            "simulated": about_device(loaded),
             "summary": summarise(runs),
             "runs": runs,
         }

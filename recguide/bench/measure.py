@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from recguide.bench.cases import about_model, about_prompts
+from recguide.bench.cases import about_device, about_model, about_prompts, clock_of
 from recguide.bench.prompts import Prompt
 from recguide.engine.engine import Engine, default_context
 from recguide.engine.request import Request, raise_failed
@@ -56,7 +55,10 @@ class BenchSettings:
 
 
 class Bench:
-    """Runs the measurements one by one; ``result()`` is complete at any moment, so that nothing is lost."""
+    """Runs the measurements one by one; ``result()`` is complete at any moment, so that nothing is lost.
+
+    Where the model has a ``cost_table``, that device is simulated: each step takes what its table says.
+    """
 
     def __init__(self, model: Model, prompts: Sequence[Prompt], settings: BenchSettings):
         self.model, self.prompts, self.settings = model, list(prompts), settings
@@ -92,7 +94,13 @@ class Bench:
                 yield repeat, concurrency, spec
 
     def _engine(self, spec: str) -> Engine:
-        return Engine(self.model, spec, max_concurrency=max(self.settings.concurrency), max_context=self.max_context)
+        return Engine(
+            self.model,
+            spec,
+            max_concurrency=max(self.settings.concurrency),
+            max_context=self.max_context,
+            clock=clock_of(self.model),
+        )
 
     def measure(self, spec: str, concurrency: int, repeat: int) -> dict:
         """One run over all prompts, kept in ``runs``."""
@@ -102,9 +110,9 @@ class Bench:
             SamplingParams(max_new_tokens=self.settings.max_new_tokens, temperature=self.settings.temperature, seed=i)
             for i in range(len(self._encoded))
         ]
-        started = time.perf_counter()
+        started = engine.clock.now()
         requests = engine.generate(self._encoded, params)
-        wall = time.perf_counter() - started
+        wall = engine.clock.now() - started
         raise_failed(requests)
         run = {"policy": spec, "concurrency": concurrency, "repeat": repeat, **figures(engine, requests, wall)}
         run["by_category"] = by_category(self.prompts, requests)
@@ -124,6 +132,7 @@ class Bench:
             },
             "prompts": about_prompts(self.prompts),
             "settings": asdict(self.settings),
+            "simulated": about_device(model),
             "summary": summarise(self.runs),
             "runs": self.runs,
         }

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from recguide.bench.cases import where
 from recguide.bench.llamacpp import OTHER
 from recguide.commands.entry import run
 from recguide.errors import RecGuideError
@@ -43,6 +44,26 @@ def policies_table(result: dict) -> str:
     return markdown(heads, rows) + f"\n\n{about(result)}"
 
 
+def changing_load_table(result: dict) -> str:
+    """Throughput over a walk of loads, and the learned controller's gain over each policy."""
+    kinds = ("equal time", "equal tokens")
+    rows = [
+        [f"`{row['policy']}`", *(text for kind in kinds for text in _rate_and_gain(row[kind]))]
+        for row in result["summary"]
+    ]
+    heads = ["policy", "equal time, tokens/s", "`recguide` to it", "equal tokens, tokens/s", "`recguide` to it"]
+    walk = " -> ".join(map(str, result["settings"]["loads"]))
+    s = result["settings"]
+    return markdown(heads, rows) + (
+        f"\n\nConcurrency walks {walk}: {s['seconds']:g} s a stretch, or {s['tokens']} tokens for each request of it; "
+        f"medians of {s['repeats']}, gains paired. {_made(result)}"
+    )
+
+
+def _rate_and_gain(figures: dict) -> tuple[str, str]:
+    return f"{figures['tok_s']:.0f}", f"{figures['learned_gain']:.2f}x"
+
+
 def versus_table(result: dict) -> str:
     """This engine beside llama.cpp, every policy at every concurrency."""
     policies = result["settings"]["policies"]
@@ -62,12 +83,15 @@ def versus_table(result: dict) -> str:
 
 
 def about(result: dict) -> str:
-    p, s = result["provenance"], result["settings"]
+    return f"Aggregate output tokens/s, medians of {result['settings']['repeats']} interleaved runs. {_made(result)}"
+
+
+def _made(result: dict) -> str:
+    prompts, model = result["prompts"], result["model"]
     return (
-        f"Aggregate output tokens/s, medians of {s['repeats']} interleaved runs; {result['prompts']['count']} prompts "
-        f"(set `{result['prompts']['fingerprint']}`) x at most {s['max_new_tokens']} tokens, greedy, "
-        f"{result['model']['name']} in {result['model']['dtype']}; {p['device']}, {p['threads']} threads, "
-        f"torch {p['torch']}, {p['created'][:10]}. Made by `{p['command']}`."
+        f"{prompts['count']} prompts (set `{prompts['fingerprint']}`) x at most {result['settings']['max_new_tokens']} "
+        f"tokens, greedy, {model['name']} in {model['dtype']}; {where(result)}. "
+        f"Made by `{result['provenance']['command']}`."
     )
 
 
@@ -85,8 +109,7 @@ def forward_table(result: dict) -> str:
     p, s = result["provenance"], result["settings"]
     return markdown(["requests x rows", "transformers, ms", "here, ms", "to one row"], rows) + (
         f"\n\nMedians of {s['repeats']} paired samples of one forward behind {s['context']} tokens, logits of all rows "
-        f"included; {result['model']['name']} in {result['model']['dtype']}; {p['device']}, {p['threads']} threads, "
-        f"torch {p['torch']}, {p['created'][:10]}. Made by `{p['command']}`."
+        f"included; {result['model']['name']} in {result['model']['dtype']}; {where(result)}. Made by `{p['command']}`."
     )
 
 
@@ -110,7 +133,14 @@ def drafter_table(result: dict) -> str:
 
 
 Tables = dict[str, Callable[[dict], str]]
-README: Tables = {"policies": policies_table, "versus": versus_table, "forward": forward_table}
+README: Tables = {
+    "policies": policies_table,
+    "simulated": policies_table,
+    "changing_load": changing_load_table,
+    "ablation": policies_table,
+    "versus": versus_table,
+    "forward": forward_table,
+}
 DOCUMENTS: dict[Path, Tables] = {
     Path("README.md"): README,
     Path("data/drafter/smollm2-135m/README.md"): {"drafter": drafter_table},

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from recguide.bench.cases import where
 from recguide.bench.measure import Bench, BenchSettings
 from recguide.bench.prompts import load_prompts, spread
 from recguide.bench.table import bench_table
@@ -18,6 +19,7 @@ from recguide.commands.options import (
     MaxContext,
     ModelName,
     PromptsFile,
+    Simulate,
     integers,
     measure_step_times,
     open_model,
@@ -40,6 +42,7 @@ def bench(
     max_new_tokens: Annotated[int, typer.Option(help="Tokens an answer may have.")] = 64,
     repeats: Annotated[int, typer.Option(help="Runs of each policy at each concurrency.")] = 3,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    simulate: Simulate = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result, after every run.")] = None,
     model: ModelName = embedded.NAME,
     adapter: Adapter = "auto",
@@ -66,12 +69,14 @@ def bench(
         check_writable(json_out)
     console = Console()
     loaded = open_model(model, dtype, device, adapter, console)
-    measure_step_times(loaded, settings.policies, console)
+    loaded.cost_table = simulate
+    if simulate is None:
+        measure_step_times(loaded, settings.policies, console)
+    measured = Bench(loaded, chosen, settings)
     for spec in settings.policies:
         planned = parse_policy(spec)
         planned.attach(loaded)
         say_fallbacks(planned, console)
-    measured = Bench(loaded, chosen, settings)
     try:
         run_with_progress(measured, console, json_out)
     finally:
@@ -94,9 +99,8 @@ def run_with_progress(measured: Bench, console: Console, json_out: Path | None) 
 
 
 def caption(result: dict) -> str:
-    p, s = result["provenance"], result["settings"]
+    s = result["settings"]
     return (
         f"{result['model']['name']} ({result['model']['dtype']}), {result['prompts']['count']} prompts x "
-        f"{s['max_new_tokens']} tokens, temperature {s['temperature']:g}, median of {s['repeats']}; "
-        f"{p['device']}, {p['threads']} threads"
+        f"{s['max_new_tokens']} tokens, temperature {s['temperature']:g}, median of {s['repeats']}; " + where(result)
     )

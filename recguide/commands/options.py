@@ -34,6 +34,13 @@ PromptsFile = Annotated[
     typer.Option(help="Prompts: .txt (one a line), .jsonl or .json (strings, prompt, messages, turns). Default: ours."),
 ]
 
+Simulate = Annotated[
+    Path | None,
+    typer.Option(
+        help="A cost table of 'recguide profile': steps take what it says instead of what they take here. Tokens, "
+        "drafts and acceptance are real. For devices that are not at hand, and without the noise of this one."
+    ),
+]
 MaxContext = Annotated[
     int | None, typer.Option(help="Tokens of prompt and answer together. Default: 2048, or the model's limit.")
 ]

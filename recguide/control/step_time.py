@@ -48,8 +48,10 @@ class RowCost:
 
 
 def step_time_of(model: Model) -> tuple[StepTime, str | None]:
-    """The cached table of this model and device; else the shipped one of another device, or the plain line, and why in
-    words."""
+    """The table of the simulated device or the cached one of this model and device; else the shipped one of another
+    device, or the plain line, and why in words."""
+    if model.cost_table is not None:
+        return load_cost_table(model.cost_table, stored_identity(model.cost_table)), None
     identity = identity_of(model)
     try:
         return load_cost_table(identity.path, identity), None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
@@ -19,6 +18,7 @@ from torch import Tensor
 from recguide.engine.accept import accepted_length
 from recguide.engine.cache import KVCache, StepAttention
 from recguide.engine.chaining import choose_along, pieces, runs_of
+from recguide.engine.clock import Clock, WallClock
 from recguide.engine.drawing import Drawn, Work, draft_of, next_draft, reveal, rows_to_draw
 from recguide.engine.layout import Layout, Segment, build_layout
 from recguide.engine.observe import Observer, Outcome
@@ -46,7 +46,8 @@ class Engine:
     """Continuous batching of requests under one policy.
 
     ``max_concurrency`` slots of ``max_context`` tokens are reserved; ``concurrency`` of them are used at a time (it
-    may be changed while running, as may the policy). ``prefill_chunk`` bounds the prompt rows of a step.
+    may be changed while running, as may the policy). ``prefill_chunk`` bounds the prompt rows of a step. ``clock``
+    tells the time of every statistic: the wall's unless a device is simulated.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Engine:
         concurrency: int | None = None,
         max_context: int | None = None,
         prefill_chunk: int = 256,
+        clock: Clock | None = None,
     ):
         for name, value in (("max_concurrency", max_concurrency), ("prefill_chunk", prefill_chunk)):
             if value < 1:
@@ -66,7 +68,7 @@ class Engine:
         if not 2 <= max_context <= model.config.max_positions:
             raise RecGuideError(f"max_context is {max_context}; allowed: 2..{model.config.max_positions} (the model's)")
         self.model, self.max_context, self.prefill_chunk = model, max_context, prefill_chunk
-        self.max_concurrency = max_concurrency
+        self.max_concurrency, self.clock = max_concurrency, clock or WallClock()
         self._policy = self._attached(policy)
         self._concurrency = self._check_concurrency(max_concurrency if concurrency is None else concurrency)
         backbone = model.backbone
@@ -132,7 +134,7 @@ class Engine:
         config = self.model.config
         eos = config.eos_ids if params.eos_ids is None else params.eos_ids
         limit = min(len(ids) + params.max_new_tokens, self.max_context)
-        request = Request(next(self._ids), ids, params, frozenset(eos), limit)
+        request = Request(next(self._ids), ids, params, frozenset(eos), limit, submitted_at=self.clock.now())
         request.seed_in_block = config.conventions.seed_in_block
         request.draft_shift = self.model.draft_shift
         request.stats.count_prefill = config.conventions.count_prefill
@@ -234,7 +236,7 @@ class Engine:
             self._admit()
             if not self.running:
                 return self.take_deltas()
-            clock = _Clock()
+            clock = _PhaseClock(self.clock.now)
             policy = self._policy  # another thread may set a new one in mid-step
             self._learning = policy.learns
             work = self._plan(policy)
@@ -242,6 +244,7 @@ class Engine:
             layout = self._lay_out(work)
             clock.mark("layout")
             hidden = self._forward(layout)
+            self.clock.computed(len(work), layout.first_draft_row, layout.rows - layout.first_draft_row, _context(work))
             clock.mark("forward")
             drawn = self._draw(work, layout, hidden, policy, clock)
             for index, item in enumerate(work):
@@ -306,7 +309,7 @@ class Engine:
         )
         return hidden if layout.all_rows_scored else hidden[layout.logit_rows]
 
-    def _draw(self, work: list[Work], layout: Layout, hidden: Tensor, policy: Policy, clock: _Clock) -> Drawn:
+    def _draw(self, work: list[Work], layout: Layout, hidden: Tensor, policy: Policy, clock: _PhaseClock) -> Drawn:
         """Logits, draws and signals, a bounded piece at a time."""
         with_signals = policy.needs_signals or self.observer is not None
         rows, first_draft = rows_to_draw(work)
@@ -394,7 +397,7 @@ class Engine:
     def _commit(self, item: Work, kept: list[int], trunk: slice, drawn: Drawn) -> None:
         request = item.request
         if request.first_token_at is None:
-            request.first_token_at = time.perf_counter()
+            request.first_token_at = self.clock.now()
         request.tokens += kept
         if request.params.logprobs:
             request.logprobs += drawn.logprobs[trunk][: len(kept)]
@@ -406,7 +409,7 @@ class Engine:
         if request.finished:
             return
         request.finish_reason = reason
-        request.finished_at = time.perf_counter()
+        request.finished_at = self.clock.now()
         request.draft = None
         if request.slot is not None:
             self._cache.release(request.slot)
@@ -425,7 +428,7 @@ class Engine:
         taken, self._pending_deltas = self._pending_deltas, []
         return taken
 
-    def _record(self, work: list[Work], layout: Layout, clock: _Clock) -> None:
+    def _record(self, work: list[Work], layout: Layout, clock: _PhaseClock) -> None:
         committed = sum(len(d.tokens) for d in self._pending_deltas)
         clock.mark("other")
         self.last_step = StepRecord(
@@ -449,21 +452,27 @@ def _kernels(device: torch.device) -> Choice:
         raise RecGuideError(str(fault)) from None
 
 
-class _Clock:
+class _PhaseClock:
     """Splits a step's time into phases."""
 
-    def __init__(self) -> None:
-        self.started = self._last = time.perf_counter()
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.started = self._last = now()
         self.phases: dict[str, float] = {}
 
     def mark(self, phase: str) -> None:
-        now = time.perf_counter()
+        now = self._now()
         self.phases[phase] = self.phases.get(phase, 0.0) + now - self._last
         self._last = now
 
     @property
     def total(self) -> float:
         return self._last - self.started
+
+
+def _context(work: list[Work]) -> float:
+    """Mean tokens in the cache of a step's requests."""
+    return sum(item.segment.cached for item in work) / len(work)
 
 
 def _cut(request: Request, tokens: list[int]) -> tuple[list[int], str | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -64,7 +63,7 @@ class Request:
     stop_text: str | None = None
     stop_matcher: StopMatcher | None = None
     stats: RequestStats = field(default_factory=RequestStats)
-    submitted_at: float = field(default_factory=time.perf_counter)
+    submitted_at: float = 0.0
     first_token_at: float | None = None
     finished_at: float | None = None
 

@@ -28,7 +28,10 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass
 class Model:
-    """A loaded model. ``fallbacks`` lists, in words, everything that is not as it should be (rule R8)."""
+    """A loaded model. ``fallbacks`` lists, in words, everything that is not as it should be (rule R8).
+
+    ``cost_table`` is the file whose step times policies plan with: that of a simulated device, or None for this one.
+    """
 
     name: str
     config: ModelConfig
@@ -39,6 +42,7 @@ class Model:
     adapter_path: Path | None = None
     folder: Path | None = None
     fallbacks: list[str] = field(default_factory=list)
+    cost_table: Path | None = None
 
     _fused: tuple[DraftAdapter | None, FusedAdapter] | None = field(default=None, repr=False)
 

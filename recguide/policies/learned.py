@@ -7,7 +7,6 @@ twice: with new drafts riding along, and without. What the whole step would cost
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,7 +103,9 @@ class RecGuide(Policy):
             self.controller, self._time, self.monitor, price=self.price, hopeful=bool(self.online), **freedom
         )
         self._points.prepare()
-        self._steps, self._mix, self._branches, self._modes = 0, Counter(), Counter(), Modes()
+        self._steps, self._seconds = 0, 0.0
+        self._since: dict[int, tuple[int, float]] = {}  # by request: its tokens, and seconds of steps, when first seen
+        self._mix, self._branches, self._modes = Counter(), Counter(), Modes()
         self._last: _Step | None = None
         self._attached = True
 
@@ -181,8 +182,14 @@ class RecGuide(Policy):
         """What a token of each request counts: fairness of degree ``latency_weight``, and the floor."""
         if not (self.latency_weight or self.floor):
             return [1.0] * len(requests)
-        now = time.perf_counter()
-        rates = np.array([max(_rate(request, now), 1e-3) for request in requests])
+        now = self._seconds
+        self._since = {r.id: self._since.get(r.id, (r.generated, now)) for r in requests}
+        rates = np.array(
+            [
+                max((r.generated - tokens) / max(now - since, 1e-3), 1e-3)
+                for r, (tokens, since) in zip(requests, self._since.values(), strict=True)
+            ]
+        )
         weight = (np.exp(np.log(rates).mean()) / rates) ** self.latency_weight
         if self.floor:
             weight = weight * np.clip(self.floor / rates, 1.0, FLOOR_WEIGHT)
@@ -213,6 +220,7 @@ class RecGuide(Policy):
 
     def learn(self, step: StepRecord, outcomes: Sequence[Outcome]) -> None:
         """What came of a step: forecasts are recalibrated, and step times refined."""
+        self._seconds += step.seconds
         for outcome in outcomes:
             self._learn_outcome(outcome)
         if self.online and self._last and not step.prefill_rows:
@@ -278,11 +286,6 @@ def _check_fits(controller: Controller, model: Model, path: Path) -> None:
             f"{path}: controller of a drafter with draft_shift {controller.draft_shift}, this one's is "
             f"{model.draft_shift}; train one on logs of this drafter"
         )
-
-
-def _rate(request: Request, now: float) -> float:
-    """Tokens a second since the first one."""
-    return request.generated / max(now - (request.first_token_at or now), 1e-3)
 
 
 def _same(a: RequestPlan, b: RequestPlan) -> bool:

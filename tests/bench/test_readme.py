@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from recguide.bench.llamacpp import OTHER
-from recguide.bench.readme import RESULTS, fill, forward_table, markdown, policies_table, versus_table
+from recguide.bench.readme import (
+    RESULTS,
+    changing_load_table,
+    fill,
+    forward_table,
+    markdown,
+    policies_table,
+    versus_table,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 README = """# Title
@@ -19,6 +27,15 @@ old
 <!-- /policies -->
 
 between
+
+<!-- simulated -->
+<!-- /simulated -->
+
+<!-- changing_load -->
+<!-- /changing_load -->
+
+<!-- ablation -->
+<!-- /ablation -->
 
 <!-- versus -->
 <!-- /versus -->
@@ -100,11 +117,24 @@ FORWARD = {
 }
 
 
+CHANGING = RESULT | {
+    "settings": {"loads": [1, 32, 1], "seconds": 5.0, "tokens": 48, "max_new_tokens": 64, "repeats": 2},
+    "summary": [
+        {
+            "policy": "ar",
+            "equal time": {"tok_s": 50.4, "learned_gain": 1.1},
+            "equal tokens": {"tok_s": 60.0, "learned_gain": 1.2},
+        }
+    ],
+}
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     (tmp_path / RESULTS).mkdir(parents=True)
     (tmp_path / "README.md").write_text(README)
-    for name in ("policies", "versus"):
+    (tmp_path / RESULTS / "changing_load.json").write_text(json.dumps(CHANGING))
+    for name in ("policies", "simulated", "ablation", "versus"):
         (tmp_path / RESULTS / f"{name}.json").write_text(json.dumps(RESULT))
     (tmp_path / RESULTS / "forward.json").write_text(json.dumps(FORWARD))
     return tmp_path
@@ -131,6 +161,20 @@ def test_versus_table_shows_where_we_lose():
     assert lines[0] == "| concurrency | llama.cpp server, 4-bit | `ar`, bfloat16 | `linear:8`, bfloat16 |"
     assert lines[2] == "| 1 | 60 | 50 (0.83x) | **80 (1.34x)** |"
     assert lines[3] == "| 16 | 400 | 300 (0.75x) | 240 (0.60x) |"
+
+
+def test_changing_load_table_shows_gains_by_policy():
+    lines = changing_load_table(CHANGING).splitlines()
+    assert lines[2] == "| `ar` | 50 | 1.10x | 60 | 1.20x |"
+    for word in ("1 -> 32 -> 1", "5 s a stretch", "48 tokens", "medians of 2", "40 prompts", "a processor, 2 cores"):
+        assert word in lines[-1]
+
+
+def test_a_simulated_device_is_named_instead_of_the_one_that_computed():
+    table = {"device": "another processor", "created": "2025-05-06T00:00:00+00:00"}
+    about = policies_table(RESULT | {"simulated": table}).splitlines()[-1]
+    assert "simulated, as measured on another processor (2025-05-06)" in about
+    assert "a processor, 2 cores" not in about
 
 
 def test_forward_table():

@@ -102,6 +102,29 @@ def test_ctrl_c_before_the_first_run_is_quiet(cli, words, steps, tmp_path):
     assert not (tmp_path / "result.json").exists()
 
 
+def test_a_simulated_device_gives_the_same_figures_every_time(cli, words, small, tmp_path, monkeypatch):
+    """Steps take what another table says: twice as slow a device gives half the tokens a second."""
+    monkeypatch.setenv("RECGUIDE_CACHE", str(tmp_path / "cache"))
+    grid = ("--requests", "1,2", "--rows", "1,4", "--contexts", "16", "--repeats", 1)
+    assert cli("profile", *small, *grid, "--out", tmp_path / "table.json").status == 0
+    table = json.loads((tmp_path / "table.json").read_text())
+    slow = {
+        name: [[[2 * t for t in row] for row in rows] for rows in table[name]] for name in ("causal_ms", "drafting_ms")
+    }
+    (tmp_path / "slow.json").write_text(json.dumps(table | slow))
+    rates = []
+    for name in ("table", "table", "slow"):
+        path = tmp_path / "result.json"
+        run = cli(*words, "--simulate", tmp_path / f"{name}.json", "--json", path)
+        assert run.status == 0 and "step times simulated" in " ".join(run.out.split())
+        result = json.loads(path.read_text())
+        assert result["simulated"]["device"] == table["about"]["provenance"]["device"]
+        assert not any(measured["fallbacks"] for measured in result["runs"])
+        rates.append([measured["aggregate_tok_s"] for measured in result["runs"]])
+    assert rates[0] == rates[1] == pytest.approx([2 * rate for rate in rates[2]])
+    assert "no cost table" in cli(*words, "--simulate", tmp_path / "missing.json").error
+
+
 @pytest.mark.slow
 def test_bench_of_the_real_model(cli, tmp_path):
     path = tmp_path / "result.json"

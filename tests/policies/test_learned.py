@@ -135,8 +135,10 @@ def test_plans_are_logged_with_what_was_expected(monkeypatch, tmp_path):
 def test_a_floor_and_fairness_favour_slow_requests(monkeypatch):
     engine = engine_of("recguide:latency_weight=1", cost=RowCost(20.0, 0.5), monkeypatch=monkeypatch)
     requests = play(engine, 10)
+    engine.policy._since = {}
+    engine.policy._weights(requests)  # sees them for the first time
+    engine.policy._seconds += 1.0
     for request, rate in zip(requests, np.linspace(1, 4, len(requests)), strict=True):
-        request.first_token_at = 0.0
         request.tokens += [1] * int(rate * 10)
     weights = np.array(engine.policy._weights(requests))
     assert (np.diff(weights) <= 0).all() and weights[0] > weights[-1] and weights.mean() == pytest.approx(1)
