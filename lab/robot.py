@@ -68,6 +68,20 @@ class Dashboard:
         """A slider by the accessible name that the lab gives it."""
         return self.page.locator(f'.recguide-lab [role=slider][aria-label^="{label}"]').first
 
+    def drag(self, label: str, value: float) -> None:
+        """Take a slider by the mouse and let it go where ``value`` lies on its track."""
+        handle = self.slider(label)
+        handle.scroll_into_view_if_needed()
+        low, high = (float(handle.get_attribute(f"aria-value{end}")) for end in ("min", "max"))
+        track = handle.locator("xpath=ancestor::*[contains(@class, 'noUi-base')]").bounding_box()
+        held = handle.bounding_box()
+        y = held["y"] + held["height"] / 2
+        mouse = self.page.mouse
+        mouse.move(held["x"] + held["width"] / 2, y)
+        mouse.down()
+        mouse.move(track["x"] + track["width"] * (value - low) / (high - low), y, steps=8)
+        mouse.up()
+
     def choose(self, label: str, option: str) -> None:
         self.page.locator(".recguide-lab").get_by_label(label, exact=True).select_option(option)
 
