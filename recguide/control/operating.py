@@ -6,7 +6,6 @@ samples, moved by what the monitor has learned since.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from recguide.control.choose import Tariff
 from recguide.control.controller import Controller
 from recguide.control.forecast import shifted
 from recguide.control.monitor import Monitor
-from recguide.control.planner import STARTS, Operating, Rows, Samples, Shape, solve
+from recguide.control.planner import Operating, Samples, Shape, solve
 from recguide.control.step_time import StepTime
 
 CONTEXT_STEP = 384  # tokens of context that share a point
@@ -129,15 +128,7 @@ class OperatingPoints:
             return spent / requests
 
         margin = 0.0 if before is None else -MARGIN if before.drafts else MARGIN
-        return solve(time, self._samples(), self.shape, starts=self._starts(requests, stretch), margin=margin)
-
-    def _starts(self, requests: int, stretch: int) -> Sequence[Rows]:
-        """Where the nearest point of the same load stands, or everywhere when there is none."""
-        near = self._nearest(requests, stretch)
-        if near is None:
-            return STARTS
-        point = near.point
-        return ((point.causal_rows, point.draft_rows) if point.drafts else STARTS[0],)
+        return solve(time, self._samples(), self.shape, margin=margin)
 
     def _samples(self) -> Samples:
         """The controller's drafts, recalibrated."""

@@ -13,7 +13,7 @@ together: they are the fixed point of an average-reward problem over drafts as t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -178,10 +178,9 @@ WORTH_ROUNDS, BUCKET_ROUNDS = 5, 6
 SETTLED = 1e-3  # a round that raises the rate by less is the last
 
 
-def solve(
-    time: StepTime, samples: Samples, shape: Shape, *, starts: Sequence[Rows] = STARTS, margin: float = 0.0
-) -> Operating:
-    """The operating point of highest rate, from several starts: step times are not convex.
+def solve(time: StepTime, samples: Samples, shape: Shape, *, margin: float = 0.0) -> Operating:
+    """The operating point of highest rate, from several starts: step times are not convex, and a start near an earlier
+    point settled for less.
 
     Drafting must beat plain AR by ``margin`` (a share), so that a caller can keep to what it did before.
 
@@ -190,7 +189,7 @@ def solve(
     """
     pooled = replace(samples, bucket=samples.bucket * 0, known_bucket=samples.known_bucket * 0, buckets=1)
     plain = _plain(time, pooled)
-    tried = [_settle(time, pooled, shape, plain, start) for start in starts]
+    tried = [_settle(time, pooled, shape, plain, start) for start in STARTS]
     best, costs = max(tried, key=lambda found: found[0].prices.rate)
     if costs is None or best.prices.rate < plain.prices.rate * (1 + margin):
         spread = np.zeros((samples.buckets, 1)) + plain.prices.ready
