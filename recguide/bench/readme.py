@@ -61,7 +61,8 @@ def changing_load_table(result: dict) -> str:
 
 
 def _rate_and_gain(figures: dict) -> tuple[str, str]:
-    return f"{figures['tok_s']:.0f}", f"{figures['learned_gain']:.2f}x"
+    rate, gain = figures["tok_s"], figures["learned_gain"]  # None where the walk was stopped before
+    return "-" if rate is None else f"{rate:.0f}", "-" if gain is None else f"{gain:.2f}x"
 
 
 def versus_table(result: dict) -> str:

@@ -124,7 +124,12 @@ CHANGING = RESULT | {
             "policy": "ar",
             "equal time": {"tok_s": 50.4, "learned_gain": 1.1},
             "equal tokens": {"tok_s": 60.0, "learned_gain": 1.2},
-        }
+        },
+        {
+            "policy": "linear:8",
+            "equal time": {"tok_s": 40.0, "learned_gain": 1.5},
+            "equal tokens": {"tok_s": None, "learned_gain": None},
+        },
     ],
 }
 
@@ -166,6 +171,7 @@ def test_versus_table_shows_where_we_lose():
 def test_changing_load_table_shows_gains_by_policy():
     lines = changing_load_table(CHANGING).splitlines()
     assert lines[2] == "| `ar` | 50 | 1.10x | 60 | 1.20x |"
+    assert lines[3] == "| `linear:8` | 40 | 1.50x | - | - |"  # stopped before
     for word in ("1 -> 32 -> 1", "5 s a stretch", "48 tokens", "medians of 2", "40 prompts", "a processor, 2 cores"):
         assert word in lines[-1]
 
