@@ -2,7 +2,7 @@
 
 Every policy is a line through its loads; further up and to the right is better.
 
-    python -m recguide.bench.pareto data/results/policies.json data/figures/pareto.png
+    python -m recguide.lab.pareto data/results/policies.json data/figures/pareto.png
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Annotated
 
 import plotly.graph_objects as go
 import typer
+from recguide.lab.robot_server import FLAGS, chromium
 
 from recguide.bench.cases import where
 from recguide.commands.entry import run
 from recguide.errors import RecGuideError
-from recguide.lab.robot_server import FLAGS, chromium
 from recguide.provenance import check_writable
 
 LEARNED = "recguide"

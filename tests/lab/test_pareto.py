@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from recguide.lab.pareto import main, pareto
 from recguide.lab.robot_server import chromium
 
-from recguide.bench.pareto import main, pareto
 from recguide.errors import RecGuideError
 
 
