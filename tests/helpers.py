@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 
 from recguide.engine.engine import Engine
@@ -14,6 +15,7 @@ from recguide.models.adapter import AdapterConfig, DraftAdapter
 from recguide.models.backbone import Backbone
 from recguide.models.checkpoint import fingerprint_tensors
 from recguide.models.config import ModelConfig
+from recguide.models.linear import can_pack
 from recguide.models.loader import Model, random_weights
 from recguide.models.tokenizer import ByteTokenizer
 from recguide.policies import Policy
@@ -209,3 +211,9 @@ def mixed_jobs(count: int, vocab: int = 13) -> list[tuple[list[int], SamplingPar
         )
         jobs.append((prompt, params))
     return jobs
+
+
+def skip_without_products_in(dtype: str) -> None:
+    """Skip a test of the real model where oneDNN has no products in this dtype: torch's own take seconds a token."""
+    if not can_pack(torch.empty(1, 1, dtype=getattr(torch, dtype))):
+        pytest.skip(f"this processor has no fast products in {dtype}; small models are tested in it")
