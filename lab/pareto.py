@@ -13,7 +13,7 @@ from typing import Annotated
 
 import plotly.graph_objects as go
 import typer
-from recguide.lab.robot_server import FLAGS, chromium
+from recguide.lab.robot_server import launch
 
 from recguide.bench.cases import where
 from recguide.commands.entry import run
@@ -75,15 +75,11 @@ def main(
 def _screenshot(page: str, out: Path) -> None:
     from playwright.sync_api import sync_playwright
 
-    if chromium() is None:
-        raise RecGuideError(f"{out}: no chromium on this machine to draw it; apt-get install chromium, or name a .html")
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium(), args=list(FLAGS))
+    with sync_playwright() as play, launch(play) as browser:
         shown = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, device_scale_factor=2)
         shown.set_content(page)
         shown.locator(".main-svg").first.wait_for()
         shown.locator(".plotly-graph-div").screenshot(path=out)
-        browser.close()
 
 
 if __name__ == "__main__":

@@ -14,9 +14,12 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from recguide.errors import RecGuideError
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Playwright
 
 READY = 90  # seconds for a server to answer; the machine may be busy
 OWN_SETTINGS = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
@@ -34,6 +37,14 @@ FLAGS = (
 def chromium() -> str | None:
     """The system's browser, if there is one."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def launch(play: Playwright) -> Browser:
+    """The system's browser, started. RecGuideError where there is none."""
+    found = chromium()
+    if found is None:
+        raise RecGuideError("no chromium on this machine; apt-get install chromium")
+    return play.chromium.launch(executable_path=found, args=list(FLAGS))
 
 
 class Server(NamedTuple):

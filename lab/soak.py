@@ -20,9 +20,8 @@ import psutil
 import typer
 from playwright.sync_api import Page, sync_playwright
 from recguide.lab.robot import Dashboard, Notebook
-from recguide.lab.robot_server import FLAGS, chromium, running_lab
+from recguide.lab.robot_server import launch, running_lab
 
-from recguide.errors import RecGuideError
 from recguide.provenance import provenance, write_json
 
 SAMPLE = 5.0  # seconds between samples of memory
@@ -48,10 +47,12 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Where to store the result.")] = None,
 ) -> None:
     """Soak the live lab and print what became of memory, messages and throughput."""
-    if chromium() is None:
-        raise RecGuideError("no chromium on this machine; apt-get install chromium")
-    with tempfile.TemporaryDirectory() as base, running_lab(Path(base)) as server, sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium(), args=list(FLAGS))
+    with (
+        tempfile.TemporaryDirectory() as base,
+        sync_playwright() as play,
+        launch(play) as browser,
+        running_lab(Path(base)) as server,
+    ):
         page = browser.new_page(viewport={"width": 1280, "height": 1000})
         frames = _count_messages(page)
         notebook = Notebook(page, server, "4_live_lab.ipynb")
@@ -62,7 +63,6 @@ def main(
         result |= _soak(page, notebook, frames, minutes * 60)
         result["throughput"] = _compare(page, notebook, turns)
         result["complaints"] = lab.complaints
-        browser.close()
     typer.echo(_summary(result))
     if json is not None:
         write_json(json, result)

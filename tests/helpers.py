@@ -16,7 +16,7 @@ from recguide.models.backbone import Backbone
 from recguide.models.checkpoint import fingerprint_tensors
 from recguide.models.config import ModelConfig
 from recguide.models.linear import can_pack
-from recguide.models.loader import Model, random_weights
+from recguide.models.loader import Model, default_dtype, random_weights
 from recguide.models.tokenizer import ByteTokenizer
 from recguide.policies import Policy
 
@@ -211,6 +211,11 @@ def mixed_jobs(count: int, vocab: int = 13) -> list[tuple[list[int], SamplingPar
         )
         jobs.append((prompt, params))
     return jobs
+
+
+def native_dtype() -> str:
+    """What this processor multiplies fastest, by name."""
+    return str(default_dtype(torch.device("cpu"))).removeprefix("torch.")
 
 
 def skip_without_products_in(dtype: str) -> None:

@@ -162,12 +162,12 @@ def main(
             "model": about_model(loaded),
             "prompts": about_prompts(chosen),
             "settings": asdict(walk) | {"policies": list(specs)},
-            "simulated": about_device(loaded),
+            "simulated": simulated,
             "summary": summarise(runs),
             "runs": runs,
         }
 
-    about = provenance()
+    about, simulated = provenance(), about_device(loaded)
     try:
         with progress_bar(console) as progress:
             task = progress.add_task("walking", total=2 * repeats * len(specs))

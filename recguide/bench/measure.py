@@ -63,7 +63,7 @@ class Bench:
     def __init__(self, model: Model, prompts: Sequence[Prompt], settings: BenchSettings):
         self.model, self.prompts, self.settings = model, list(prompts), settings
         self.runs: list[dict] = []
-        self._provenance = provenance()
+        self._provenance, self._simulated = provenance(), about_device(model)
         self._encoded = [encode(model, p) for p in self.prompts]
         self.max_context = settings.max_context or default_context(model.config)
         longest = max(map(len, self._encoded))
@@ -132,7 +132,7 @@ class Bench:
             },
             "prompts": about_prompts(self.prompts),
             "settings": asdict(self.settings),
-            "simulated": about_device(model),
+            "simulated": self._simulated,
             "summary": summarise(self.runs),
             "runs": self.runs,
         }

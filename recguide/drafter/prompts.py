@@ -77,7 +77,8 @@ def make_prompts(count: int, texts: Texts, seed: int = 0) -> list[dict[str, str]
 def _fill(template: str, slots: dict[str, list[str]], texts: Texts, category: str, chooser: random.Random) -> str:
     passages: list[str] = []
     values = slots | texts.words
-    left = {slot: chooser.sample(values[slot], min(len(values[slot]), MOST_USES)) for slot in _used(template, values)}
+    used = [slot for slot in values if f"{{{slot}}}" in template]
+    left = {slot: chooser.sample(values[slot], min(len(values[slot]), MOST_USES)) for slot in used}
 
     def value(match: re.Match[str]) -> str:
         slot = match[1]
@@ -92,10 +93,6 @@ def _fill(template: str, slots: dict[str, list[str]], texts: Texts, category: st
         return left[slot][-1] if slot in SAME else left[slot].pop()
 
     return SLOT.sub(value, template)
-
-
-def _used(template: str, values: dict[str, list[str]]) -> list[str]:
-    return [slot for slot in values if f"{{{slot}}}" in template]
 
 
 def _names(passage: str) -> list[str]:
@@ -125,10 +122,13 @@ def _words(wordnet: Path) -> dict[str, list[str]]:
     words: dict[str, list[str]] = {"noun": [], "someone": [], "somewhere": []}
     for fields in _entries(wordnet / "data.noun"):
         files[fields[0]] = fields[1]
-        if "@i" in fields and fields[1] in (PEOPLE, PLACES):
-            names = [name.replace("_", " ") for name in fields[4 : 4 + 2 * int(fields[3], 16) : 2]]
-            full = [name for name in names if name.count(" ") == 1]
-            words["someone" if fields[1] == PEOPLE else "somewhere"] += full[:1] if fields[1] == PEOPLE else names[:1]
+        if "@i" not in fields:
+            continue
+        names = [name.replace("_", " ") for name in fields[4 : 4 + 2 * int(fields[3], 16) : 2]]
+        if fields[1] == PEOPLE:
+            words["someone"] += [name for name in names if name.count(" ") == 1][:1]
+        elif fields[1] == PLACES:
+            words["somewhere"].append(names[0])
     for fields in _entries(wordnet / "index.noun"):
         senses = int(fields[2])
         if int(fields[-senses - 1]) and files.get(fields[-senses]) in THINGS:

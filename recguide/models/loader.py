@@ -130,8 +130,9 @@ def load_model(
     )
     _attach_adapter(model, adapter)
     if kind != torch.float32 and default_dtype(where) == torch.float32:
-        name = str(kind).removeprefix("torch.")
-        model.fallbacks.append(f"{name} is only emulated by this processor, and slow; float32 is what it multiplies")
+        model.fallbacks.append(
+            f"{model.dtype_name} is only emulated by this processor, and slow; float32 is what it multiplies"
+        )
     if where.type == "cpu":
         keep_freed_memory()  # only now: what loading frees along the way would lie in holes between the weights
     return model

@@ -3,12 +3,10 @@
 import re
 
 import pytest
-import torch
 
 import recguide.engine.engine as engine_module
 from recguide.engine.accept import accepted_length
-from recguide.models.loader import default_dtype
-from tests.helpers import skip_without_products_in
+from tests.helpers import native_dtype, skip_without_products_in
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
@@ -57,6 +55,7 @@ def test_ctrl_c_ends_the_audit(cli, small, prompts, steps):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_real_model_is_lossless(cli, dtype):
     skip_without_products_in(dtype)
-    native = dtype in ("float32", str(default_dtype(torch.device("cpu"))).removeprefix("torch."))
-    limit, tokens = (6, 24) if native else (2, 12)  # an emulated dtype is many times slower
+    limit, tokens = (
+        (6, 24) if dtype in ("float32", native_dtype()) else (2, 12)
+    )  # an emulated dtype is many times slower
     assert cli("audit", "--dtype", dtype, "--limit", limit, "--max-new-tokens", tokens).status == 0

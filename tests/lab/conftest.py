@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from recguide.lab.robot_server import FLAGS, chromium, running_lab
+from recguide.lab.robot_server import chromium, launch, running_lab
 
 from tests.lab.helpers import make_session
 
@@ -26,10 +26,8 @@ def page():
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install -e '.[dev]'")
     if chromium() is None:
         pytest.skip("no chromium on this machine; apt-get install chromium")
-    with api.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium(), args=list(FLAGS))
+    with api.sync_playwright() as play, launch(play) as browser:
         yield browser.new_page(viewport={"width": 1280, "height": 1000})
-        browser.close()
 
 
 @pytest.fixture

@@ -7,11 +7,10 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
-from recguide.models.loader import default_dtype
 from recguide.models.make_tiny import make_tiny
 from recguide.models.memory import PRIMITIVES, limit_kernel_cache
+from tests.helpers import native_dtype
 
 GIGABYTE = {
     "vocab_size": 32000,
@@ -42,9 +41,11 @@ print(json.dumps({"peak": peak() - before, "weights": weight_bytes(model.config,
 def test_the_peak_of_loading_a_gigabyte_is_at_most_15_percent_above_its_weights(tmp_path):
     """In the dtype that this device takes: where 16-bit products are emulated, oneDNN packs through a wider copy."""
     make_tiny("nld", tmp_path / "model", **GIGABYTE)
-    dtype = str(default_dtype(torch.device("cpu"))).removeprefix("torch.")
     ended = subprocess.run(
-        [sys.executable, "-c", LOAD, str(tmp_path / "model"), dtype], capture_output=True, text=True, check=True
+        [sys.executable, "-c", LOAD, str(tmp_path / "model"), native_dtype()],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     measured = json.loads(ended.stdout.splitlines()[-1])
     assert measured["weights"] > 0.95e9

@@ -6,8 +6,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from recguide.bench.prompts import default_set, load_prompts
 from recguide.engine.sampling import SamplingParams
-from recguide.models.loader import default_dtype
-from tests.helpers import SAMPLERS, make_engine, run
+from tests.helpers import SAMPLERS, make_engine, native_dtype, run
 
 pytestmark = pytest.mark.slow
 TEXTS = [
@@ -127,7 +126,7 @@ def top_two_margin(model, tokens):
 @pytest.mark.parametrize("spec", ["linear:8", "overlap:8"])
 def test_t05_first_divergences_in_bfloat16_are_near_ties(real_model, prompts, spec):
     """bfloat16 keeps 8 bits: with logits near 20, rows of another batch shape may differ by a few eighths."""
-    count, tokens = (8, 64) if default_dtype(torch.device("cpu")) == torch.bfloat16 else (3, 24)  # emulated: 10x slower
+    count, tokens = (8, 64) if native_dtype() == "bfloat16" else (3, 24)  # emulated: 10x slower
     encoded = [real_model.tokenizer.chat(p) for p in prompts[:count]]
     plain, made = (outputs(real_model, s, encoded, 16, max_new_tokens=tokens) for s in ("ar", spec))
     for prompt, a, b in zip(encoded, plain, made, strict=True):
