@@ -1,18 +1,17 @@
 """The dashboard's one figure: seven panels, built once and only ever given new arrays.
 
-A plotly widget costs 5 MB of script and is never freed by the browser, so it is not rebuilt. It is not safe for
-threads: the owner alone writes it, and messages from the browser (a zoom) are handed to the owner's loop.
+A plotly widget costs 5 MB of script and is never freed by the browser, so it is not rebuilt.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
+from recguide.lab.live_figure import LiveFigure
 from recguide.lab.series import AGO, STEP_AXIS, STEPS, WINDOW
 
 HEIGHT = 860
@@ -39,21 +38,6 @@ TITLES = (
     "<b>Drafts verified</b> at once, % of steps",
     "<b>Branches</b> whose draft was used, %",
 )
-
-
-class LiveFigure(go.FigureWidget):
-    """A FigureWidget whose incoming messages are handled on the loop that draws, whichever thread they arrive on."""
-
-    def adopt(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Messages go to this loop from now on."""
-        object.__setattr__(self, "_owner_loop", loop)
-
-    def _handle_msg(self, msg: Any) -> None:
-        loop = self.__dict__.get("_owner_loop")
-        if loop is None or loop.is_closed():
-            super()._handle_msg(msg)
-        else:
-            loop.call_soon_threadsafe(super()._handle_msg, msg)
 
 
 def build() -> LiveFigure:

@@ -14,6 +14,8 @@ from recguide.lab.robot_server import Server
 
 FIGURE = ".recguide-lab .js-plotly-plot"
 LONG = 60_000  # ms; the machine may be busy with other tests
+ASKED = 2
+LOADING = 150.0  # s for a page to load its scripts and every widget's state
 HARMLESS = re.compile(r"favicon|font|404 \(Not Found\)|ERR_INTERNET_DISCONNECTED|ERR_NAME_NOT_RESOLVED")
 
 
@@ -33,13 +35,18 @@ class Dashboard:
 
     def wait(self) -> None:
         """Until the figure is painted and the engine decodes."""
-        self.page.wait_for_selector(f"{FIGURE} .main-svg", timeout=LONG)
-        self.wait_state("running")
-        self.until(lambda: self.tokens() > 0)
+        self.wait_figure()
+        self.until(lambda: "running" in self.state and self.tokens() > 0)
+
+    def wait_figure(self) -> None:
+        """Until the figure is painted."""
+        self.until(lambda: self.page.locator(f"{FIGURE} .main-svg").first.is_visible(), LOADING)
 
     @property
     def state(self) -> str:
-        return self.page.locator(".recguide-state").first.inner_text()
+        """The state line; empty before there is one."""
+        line = self.page.locator(".recguide-state")
+        return line.first.inner_text() if line.count() else ""
 
     def wait_state(self, word: str) -> None:
         expect(self.page.locator(".recguide-state").first).to_contain_text(word, timeout=LONG)
@@ -114,7 +121,9 @@ class Dashboard:
             if holds():
                 return
             self.page.wait_for_timeout(100)
-        raise AssertionError(f"still not so after {seconds} s; the state is {self.state!r}")
+        raise AssertionError(
+            f"still not so after {seconds} s; the state is {self.state!r}; the browser complained of {self.complaints}"
+        )
 
 
 class Notebook:
@@ -155,15 +164,21 @@ class Notebook:
         self.command("notebook:run-all-cells")
 
     def value(self, expression: str) -> str:
-        """The repr of an expression in the kernel."""
-        script = """async expression => {
+        """The repr of an expression in the kernel; asked again where a page that just connected lost the answer."""
+        script = """async ([expression, patience]) => {
             const kernel = window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel;
             const asked = { code: "", silent: true, user_expressions: { value: expression } };
-            const reply = await kernel.requestExecute(asked).done;
+            const late = new Promise((resolve) => setTimeout(resolve, patience));
+            const reply = await Promise.race([kernel.requestExecute(asked).done, late]);
+            if (!reply) return null;
             const value = reply.content.user_expressions.value;
             return value.status === "ok" ? value.data["text/plain"] : value.ename + ": " + value.evalue;
         }"""
-        return self.page.evaluate(script, expression)
+        for _ in range(ASKED):
+            value = self.page.evaluate(script, [expression, LONG])
+            if value is not None:
+                return value
+        raise AssertionError(f"the kernel does not answer {expression!r}")
 
     def start(self, code: str) -> None:
         """Run code in the kernel without waiting for it."""

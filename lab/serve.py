@@ -74,6 +74,7 @@ def _voila(port: int, browser: bool) -> list[str]:
         *_module("voila", port, browser),
         APP,
         "--Voila.ip=127.0.0.1",
+        "--show_tracebacks=True",  # else the page says only that there was an error
         f"--MappingKernelManager.cull_idle_timeout={IDLE}",
         "--MappingKernelManager.cull_interval=60",
     ]

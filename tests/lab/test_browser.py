@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -38,10 +39,9 @@ def drive(lab: Dashboard, *, start: int) -> None:
 
     lab.press("Pause")
     lab.wait_state("paused")
-    lab.page.wait_for_timeout(500)
+    lab.until(lambda: stands_still(lab, 1500))  # the step under way is made to its end
     before = lab.tokens()
-    lab.page.wait_for_timeout(1500)
-    assert lab.tokens() == before
+    assert stands_still(lab, 1500)
     lab.press("Step once")
     lab.until(lambda: lab.tokens() > before)
     stepped = lab.tokens()
@@ -53,6 +53,12 @@ def drive(lab: Dashboard, *, start: int) -> None:
     lab.wait_state("running")
     lab.until(lambda: lab.tokens() > stepped)
     controller(lab)
+
+
+def stands_still(lab: Dashboard, milliseconds: float) -> bool:
+    before = lab.tokens()
+    lab.page.wait_for_timeout(milliseconds)
+    return lab.tokens() == before
 
 
 def look_closer(lab: Dashboard) -> None:
@@ -151,6 +157,13 @@ def after_a_reload(lab: Dashboard, notebook: Notebook) -> None:
     assert lab.tokens() > before
     press_concurrency(lab, 1)
     lab.until(lambda: lab.running()[1] == int(notebook.value("lab.session.settings.concurrency")) > 1)
+    lab.press("Pause")
+    lab.wait_state("paused")
+    notebook.reopen()  # now nothing new is sent, and the page shows what the one before showed
+    lab.wait_figure()
+    script = "[float(v) for v in __import__('recguide.lab.figure').lab.figure.points(lab.dashboard.figure, 'mix')]"
+    assert lab.newest("mix", 9) == pytest.approx(json.loads(notebook.value(script)))
+    lab.press("Pause")
 
 
 def after_a_restart(lab: Dashboard, notebook: Notebook) -> None:
