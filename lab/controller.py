@@ -13,7 +13,7 @@ from typing import Any
 
 from recguide.engine.observe import Outcome
 from recguide.errors import RecGuideError
-from recguide.policies import POLICIES, Policy, parse_policy
+from recguide.policies import POLICIES, parse_policy
 
 NAME = "recguide"
 Progress = Callable[[str, float], None]
@@ -32,12 +32,6 @@ def spec(name: str, values: Mapping[str, Any]) -> str:
     """A policy's shortest text form from its name and knob values."""
     texts = {knob.name: knob.text(values[knob.name]) for knob in POLICIES[name].knobs if knob.name in values}
     return parse_policy(":".join([name, *(f"{knob}={text}" for knob, text in texts.items())])).spec
-
-
-def status(policy: Policy) -> dict[str, Any]:
-    """What the policy reports of itself; empty for one that reports nothing."""
-    reported = getattr(policy, "status", None)
-    return dict(reported()) if callable(reported) else {}
 
 
 def survival(outcome: Outcome) -> tuple[list[float], bool]:

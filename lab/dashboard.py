@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import ipywidgets as widgets
-from recguide.lab import controller, figure, tokens, words
+from recguide.lab import figure, tokens, words
 from recguide.lab.actions import Actions
 from recguide.lab.controls import Controls
 from recguide.lab.export import export_figure
@@ -184,7 +184,7 @@ class Dashboard:
 
     def _draw_words(self, quiet: bool) -> None:
         session = self.session
-        status = controller.status(session.policy.inner)
+        status = session.policy.inner.status()
         share = self._cost / self._interval
         self._draw_answers()
         self.fallbacks.value = words.fallbacks(session, status)

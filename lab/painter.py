@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from recguide.lab import controller, series
+from recguide.lab import series
 from recguide.lab.figure import BRANCHES, COLOURS, ROWS, SIZE_NAMES, SIZES, LiveFigure, update
 from recguide.lab.measure import Measurement
 from recguide.lab.ring import Ring
@@ -36,7 +36,7 @@ class Painter:
         watcher = self._session.watcher
         count = watcher.steps.count
         steps = watcher.steps.last()
-        status = controller.status(self._session.policy.inner)
+        status = self._session.policy.inner.status()
         self._predict(steps, count, status)
         now = self._now(steps)
         aggregate, each = series.throughput(steps, now)

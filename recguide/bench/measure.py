@@ -175,6 +175,7 @@ def figures(engine: Engine, requests: Sequence[Request], wall: float) -> dict:
         "share_outside_forward": engine.stats.share_outside_forward,
         "finished": dict(engine.stats.finished),
         "fallbacks": list(engine.policy.fallbacks),
+        "on_policy": engine.policy.status(),
     }
 
 

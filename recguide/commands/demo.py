@@ -35,7 +35,7 @@ def demo() -> None:
     say_fallbacks(engine.policy, console)
     _watch(engine, console)
     prompts = spread(load_prompts(), 6)
-    measured = Bench(model, prompts, BenchSettings(policies=POLICIES, concurrency=(1, 8), max_new_tokens=48, repeats=1))
+    measured = Bench(model, prompts, BenchSettings(policies=POLICIES, concurrency=(1, 8), max_new_tokens=32, repeats=1))
     run_with_progress(measured, console, None)
     result = measured.result()
     console.print(bench_table(result["summary"], caption(result)))

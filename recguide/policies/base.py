@@ -94,6 +94,10 @@ class Policy:
     def learn(self, step: StepRecord, outcomes: Sequence[Outcome]) -> None:
         """Called after each step it planned, where ``learns`` is set: what came of the plans."""
 
+    def status(self) -> dict[str, Any]:
+        """What it reports of itself by name, for people; nothing where it predicts nothing."""
+        return {}
+
     def plan(self, requests: Sequence[Request]) -> list[RequestPlan]:
         """One plan for each running request."""
         return [self.plan_request(request) for request in requests]

@@ -250,7 +250,7 @@ class RecGuide(Policy):
         return self.monitor.drift if self._attached else None
 
     def status(self) -> dict[str, Any]:
-        """The state in numbers: price, predicted_ms, block_mix, branch_hits, drift, and on-policy auc, brier, ece."""
+        """The state: price, predicted_ms, drafting, block_mix, branch_hits, drift, and on-policy auc, brier, ece."""
         if not self._attached:
             return {}
         last = self._last
@@ -258,6 +258,7 @@ class RecGuide(Policy):
         return {
             "price": last.point.prices.rate if last else None,
             "predicted_ms": last.milliseconds if last else None,
+            "drafting": last.drafting if last else None,
             "block_mix": dict(self._mix),
             "branch_hits": hits,
             "drift": self.drift,

@@ -1,0 +1,137 @@
+"""How fast a policy settles when the load jumps, and whether it stays with a plan while nothing changes.
+
+The load goes 1 -> 16 -> 1 in one run, many times over other prompts. The rate of the ``--window`` steps that begin
+``--grace`` steps after each change is compared with the rate of the rest of the stretch, over all changes to that load;
+and changes of mode (drafting or plain) are counted among the settled steps.
+
+python -m recguide.bench.load_steps --simulate data/profiles/smollm2-135m-bfloat16.json --json OUT.json
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from recguide.bench.cases import about_device, about_model, about_prompts
+from recguide.bench.changing_load import LEARNED, ClosedLoop, Walk
+from recguide.bench.measure import encode
+from recguide.bench.prompts import load_prompts, spread
+from recguide.commands.entry import run
+from recguide.commands.options import PromptsFile, Simulate, integers, open_model, progress_bar
+from recguide.models import embedded
+from recguide.models.loader import Model
+from recguide.provenance import check_writable, provenance, write_json
+
+app = typer.Typer(add_completion=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jumps:
+    """A stretch has ``grace + window + rest`` steps; the first ``grace`` are not looked at."""
+
+    loads: tuple[int, ...] = (1, 16)
+    rounds: int = 8
+    grace: int = 20
+    window: int = 20
+    rest: int = 60
+
+
+@dataclass(frozen=True)
+class Step:
+    """Of one step: when it ended on the engine's clock, tokens committed by then, and whether drafting was on."""
+
+    at: float
+    tokens: int
+    drafting: bool | None
+
+
+def stretches(model: Model, spec: str, prompts: Sequence[list[int]], jumps: Jumps):
+    """Yields (load, its steps) for every stretch."""
+    loop = ClosedLoop(model, spec, prompts, Walk(loads=jumps.loads))
+    for load in jumps.loads * jumps.rounds:
+        steps: list[Step] = []
+
+        def ended(spent: float, tokens: int, steps: list[Step] = steps) -> bool:
+            steps.append(Step(spent, tokens, loop.engine.policy.status().get("drafting")))
+            return len(steps) > jumps.grace + jumps.window + jumps.rest
+
+        loop.stretch(load, ended)
+        yield load, steps
+
+
+def summarise(seen: Sequence[tuple[int, Sequence[Step]]], jumps: Jumps) -> list[dict]:
+    """Per load: tokens/s right behind the grace and in the rest, their ratio, and changes of mode in 100 steps."""
+    rows = []
+    for load in jumps.loads:
+        mine = [steps for at, steps in seen if at == load]
+        early = _rate(mine, jumps.grace, jumps.grace + jumps.window)
+        late = _rate(mine, jumps.grace + jumps.window, -1)
+        settled = [steps[jumps.grace :] for steps in mine]
+        switches = sum(a.drafting != b.drafting for steps in settled for a, b in pairwise(steps))
+        rows.append(
+            {
+                "load": load,
+                "early_tok_s": early,
+                "steady_tok_s": late,
+                "ratio": early / late,
+                "switches_per_100_steps": 100 * switches / sum(map(len, settled)),
+            }
+        )
+    return rows
+
+
+def _rate(stretches: Sequence[Sequence[Step]], first: int, last: int) -> float:
+    tokens = sum(steps[last].tokens - steps[first].tokens for steps in stretches)
+    return tokens / sum(steps[last].at - steps[first].at for steps in stretches)
+
+
+@app.command()
+def main(
+    policy: Annotated[str, typer.Option(help="Whose plans to watch.")] = LEARNED,
+    loads: Annotated[str, typer.Option(help="Loads to go through, again and again.")] = "1,16",
+    rounds: Annotated[int, typer.Option(min=1, help="How often to go through them.")] = Jumps.rounds,
+    prompts: PromptsFile = None,
+    simulate: Simulate = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the result.")] = None,
+    model: Annotated[str, typer.Option(help="As in recguide bench.")] = embedded.NAME,
+) -> None:
+    """Jump between loads and see how soon throughput is what it stays. Nothing else should run meanwhile."""
+    jumps = Jumps(loads=integers(loads, "--loads"), rounds=rounds)
+    if json_out is not None:
+        check_writable(json_out)
+    console = Console()
+    loaded = open_model(model, None, None, "auto", console)
+    loaded.cost_table = simulate
+    chosen = spread(load_prompts(prompts), None)
+    encoded = [encode(loaded, prompt) for prompt in chosen]
+    seen = []
+    with progress_bar(console) as progress:
+        task = progress.add_task(policy, total=len(jumps.loads) * rounds)
+        for stretch in stretches(loaded, policy, encoded, jumps):
+            seen.append(stretch)
+            progress.advance(task)
+    summary = summarise(seen, jumps)
+    console.print(_shown(summary))
+    if json_out is not None:
+        about = {"provenance": provenance(), "model": about_model(loaded), "prompts": about_prompts(chosen)}
+        settings = asdict(jumps) | {"policy": policy}
+        write_json(json_out, about | {"settings": settings, "simulated": about_device(loaded), "summary": summary})
+
+
+def _shown(summary: Sequence[dict]) -> Table:
+    table = Table("load", "tokens/s after the change", "tokens/s settled", "ratio", "changes of mode in 100 steps")
+    for row in summary:
+        rates = (f"{row[name]:.1f}" for name in ("early_tok_s", "steady_tok_s"))
+        table.add_row(str(row["load"]), *rates, f"{row['ratio']:.3f}", f"{row['switches_per_100_steps']:.1f}")
+    return table
+
+
+if __name__ == "__main__":
+    run(app)

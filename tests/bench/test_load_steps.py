@@ -1,0 +1,52 @@
+"""Load jumps: what is compared with what, and that a run writes what it says."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from typer.testing import CliRunner
+
+from recguide.bench import load_steps
+from recguide.bench.load_steps import Jumps, Step, stretches, summarise
+from tests.helpers import small_model
+
+JUMPS = Jumps(loads=(1, 3), rounds=2, grace=2, window=3, rest=5)
+PROMPTS = [[1, 2, 3 + i] for i in range(5)]
+
+
+def steady(rate, count, drafting=True):
+    return [Step(float(i), rate * i, drafting) for i in range(count)]
+
+
+def test_a_slow_start_behind_the_grace_shows_and_one_within_it_does_not():
+    within = [Step(s.at, max(0, s.tokens - 20), True) for s in steady(10, 11)]
+    behind = [Step(s.at, s.tokens if i > 5 else s.tokens // 2, True) for i, s in enumerate(steady(10, 11))]
+    (row,) = summarise([(1, within)], Jumps(loads=(1,), grace=2, window=3, rest=5))
+    assert row["ratio"] == 1.0
+    (row,) = summarise([(1, behind)], Jumps(loads=(1,), grace=2, window=3, rest=5))
+    assert row["ratio"] < 0.6
+
+
+def test_changes_of_mode_are_counted_behind_the_grace():
+    modes = [False, True, True, False, True, True, True, True, True, True, True]
+    steps = [Step(s.at, s.tokens, mode) for s, mode in zip(steady(1, 11), modes, strict=True)]
+    (row,) = summarise([(1, steps)], Jumps(loads=(1,), grace=2, window=3, rest=5))
+    assert row["switches_per_100_steps"] == pytest.approx(100 * 2 / 9)
+
+
+def test_every_stretch_runs_at_its_load():
+    seen = list(stretches(small_model(shift=1), "recguide", PROMPTS, JUMPS))
+    assert [load for load, _ in seen] == [1, 3, 1, 3]
+    assert all(len(steps) == 11 for _, steps in seen)
+    assert all(a.tokens < b.tokens and a.at < b.at for _, steps in seen for a, b in pairwise(steps))
+
+
+def test_the_script_writes_what_it_shows(tmp_path, monkeypatch):
+    monkeypatch.setattr(load_steps, "open_model", lambda *_: small_model(shift=1))
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\x01\x02\x03\n\x02\x03\x04\n")
+    out = tmp_path / "steps.json"
+    words = ["--rounds", "1", "--loads", "1,2", "--prompts", str(prompts), "--json", str(out)]
+    shown = CliRunner().invoke(load_steps.app, words)
+    assert shown.exit_code == 0, shown.output
+    assert [row["load"] for row in json.loads(out.read_text())["summary"]] == [1, 2]
