@@ -208,10 +208,11 @@ def _samples(data: Dataset, model: CalibratedChoice, bucket, among, chooser) -> 
 
 def _report(data: Dataset, fitted: Mapping[str, Fitted], folders: Sequence[Path]) -> Report:
     draft, _ = np.nonzero(data.reached)
+    seen = Rows.of(data.draft_rows(), data.accepted, data.reached, data.group)  # baselines keep what is dropped
     entropy = np.where(np.isfinite(data.entropy), data.entropy, 0.0).sum(1) / np.maximum(data.length, 1)
     return Report.make(
         {name: (f.model, f.rows, [c.name for c in COLUMNS[name]]) for name, f in fitted.items()},
-        baselines.left_out(fitted["mismatch"].rows, data.previous[draft], entropy[draft]),
+        baselines.left_out(seen, data.previous[draft], entropy[draft]),
         metrics.value_curves(_filled(fitted["utility"].model, data), data.reached, data.accepted),
         {"requests": len(np.unique(data.group)), "drafts": len(data), "folders": [str(folder) for folder in folders]},
     )

@@ -13,6 +13,7 @@ from recguide.commands.entry import say
 from recguide.commands.options import Adapter, Device, Dtype, ModelName, integers, open_model, run_profiler
 from recguide.control.cost import Axes, CostTable, load_cost_table
 from recguide.control.profile import Profiler, identity_of
+from recguide.control.sweep import table_from_sweep
 from recguide.errors import RecGuideError
 from recguide.models import embedded
 from recguide.provenance import check_writable, write_text
@@ -25,6 +26,10 @@ def profile(
     repeats: Annotated[int, typer.Option(help="Steps a cell; the median counts.")] = 5,
     out: Annotated[Path | None, typer.Option(help="Where to write the table. Default: the cache folder.")] = None,
     html: Annotated[Path | None, typer.Option(help="Also draw what was measured (needs plotly).")] = None,
+    sweep: Annotated[
+        Path | None, typer.Option(help="Do not measure: take a published sweep (CSV) of --device-name; needs --out.")
+    ] = None,
+    device_name: Annotated[str, typer.Option(help="What the sweep was measured on, in words.")] = "unknown device",
     force: Annotated[bool, typer.Option(help="Measure again, even if there is a table for this device.")] = False,
     model: ModelName = embedded.NAME,
     adapter: Adapter = "auto",
@@ -37,6 +42,9 @@ def profile(
 
     Example: recguide profile --html cost.html
     """
+    if sweep is not None:
+        _from_sweep(sweep, device_name, integers(requests, "requests"), out, Console())
+        return
     axes = Axes(integers(requests, "requests"), integers(rows, "rows"), integers(contexts, "contexts"))
     if repeats < 1:
         raise RecGuideError(f"repeats is {repeats}; allowed: >= 1")
@@ -59,6 +67,16 @@ def profile(
 
         write_text(html, cost_figure(table))
         say(console, "figure", str(html), "green")
+
+
+def _from_sweep(sweep: Path, device: str, requests: tuple[int, ...], out: Path | None, console: Console) -> None:
+    if out is None:
+        raise RecGuideError("--sweep needs --out FILE: the table is of another device, for --simulate")
+    check_writable(out)
+    table = table_from_sweep(sweep, device, requests)
+    table.save(out)
+    say(console, "cost table", str(out), "green")
+    console.print(_shown(table))
 
 
 def _shown(table: CostTable) -> Table:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from recguide.commands import options
-from recguide.control.cost import Axes
+from recguide.control.cost import Axes, stored_identity
 from recguide.control.profile import DryStep, identity_of
 from recguide.models.loader import load_model
 
@@ -106,3 +106,13 @@ def test_where_step_times_cannot_be_kept_nothing_is_measured(cli, small, cache, 
     assert made.status == 0
     assert "step times cannot be kept" in made.out
     assert "steps are taken to cost" in made.out
+
+
+def test_a_published_sweep_becomes_a_table_to_simulate_with(cli, tmp_path):
+    sweep = tmp_path / "sweep.csv"
+    sweep.write_text("block_size,concurrency,draft_ms,verify_ms\n8,1,5,4\n16,1,6,4.8\n8,2,9,8\n16,2,12,10.4\n")
+    out = tmp_path / "t.json"
+    assert cli("profile", "--sweep", sweep, "--device-name", "X", "--requests", "1,2", "--out", out).status == 0
+    assert stored_identity(out).profile == "X"
+    run = cli("profile", "--sweep", sweep)
+    assert run.status == 2 and "--sweep needs --out" in run.err
