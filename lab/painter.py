@@ -20,6 +20,7 @@ TRAIL_EVERY = 2.0  # seconds between two points of a trail
 SETTLED = 2.5  # seconds after a turn of a knob before throughput counts as its own
 LABELS = 8
 LABEL_ROOM = 20.0  # seconds of the time axis that a label takes
+LABEL_SIZE = (0.3, 0.08)  # of the Pareto plane, wide and high
 
 
 class Painter:
@@ -106,7 +107,8 @@ class Painter:
     def _newest(self) -> dict[str, Any]:
         """The last point of each policy and concurrency on the trail."""
         newest = {label: (x, y, number, label) for x, y, number, label in self._trail}
-        return _marks(list(newest.values())[-LABELS:])
+        rows = list(newest.values())[-LABELS:]
+        return _marks(rows) | {"text": np.array(_apart(rows), object)}
 
     def _reliability(self, status: dict[str, Any]) -> dict[str, Any]:
         reported = status.get("reliability")
@@ -125,6 +127,16 @@ def _label(change: str) -> str:
 def short(spec: str) -> str:
     """A policy's spec without the folders of its file."""
     return ":".join(part.rsplit("/", 1)[-1] for part in spec.split(":"))
+
+
+def _apart(rows: Sequence[tuple[float, float, int, str]]) -> list[str]:
+    """Texts that do not cover one another: of neighbours on the plane the newer one's, and the hover tells all."""
+    wide, high = (LABEL_SIZE[axis] * max((row[axis] for row in rows), default=0.0) for axis in (0, 1))
+    texts = [text for *_, text in rows]
+    for i, (x, y, *_) in enumerate(rows):
+        if any(abs(x - later[0]) < wide and abs(y - later[1]) < high for later in rows[i + 1 :]):
+            texts[i] = ""
+    return texts
 
 
 def _steps(values: np.ndarray) -> dict[str, np.ndarray]:

@@ -79,6 +79,7 @@ def test_ablations(log, tmp_path):
     report = train_controller([log], out, settings=FitSettings(only="trees", calibrate=False, drop=("top1", "margin")))
     model = report.to_dict()["models"]["mismatch"]
     assert model["chosen"] == "trees" and model["importance"]["top1"] == 0 == model["importance"]["margin"]
+    assert report.to_dict()["baselines"]["top1"]["auc"] > 0.5  # what the model lacks, they do not
     with pytest.raises(RecGuideError, match="feature 'luck' is unknown; known: position"):
         FitSettings(drop=("luck",))
     with pytest.raises(RecGuideError, match="allowed: logistic, trees"):
