@@ -194,6 +194,7 @@ def test_labels_on_the_curve_do_not_lie_over_each_other(board, session):
 
 
 def test_names_on_the_pareto_plane_do_not_lie_over_each_other(board):
+    board.painter._trail.clear()
     board.painter._trail.extend([(8.0, 10.0, 0, "ar"), (1.0, 50.0, 1, "overlap"), (1.2, 51.0, 2, "linear")])
     shown = board.painter._newest()
     assert list(shown["text"]) == ["ar", "", "linear"]
