@@ -14,6 +14,7 @@ from recguide.lab.robot_server import Server
 
 FIGURE = ".recguide-lab .js-plotly-plot"
 LONG = 60_000  # ms; the machine may be busy with other tests
+SAVING = 15_000  # ms
 ASKED = 2
 LOADING = 150.0  # s for a page to load its scripts and every widget's state
 HARMLESS = re.compile(r"favicon|font|404 \(Not Found\)|ERR_INTERNET_DISCONNECTED|ERR_NAME_NOT_RESOLVED")
@@ -131,13 +132,20 @@ class Notebook:
 
     def __init__(self, page: Page, server: Server, name: str):
         self.page, self.folder = page, server.folder
+        page.on("dialog", lambda dialog: dialog.accept())  # leave, whatever was not saved
         self._address = f"{server.url}lab/tree/{name}"
         page.goto(f"{self._address}?reset&token={server.token}")
         self.wait_idle()
 
     def reopen(self) -> None:
         """Save, close the page, and open it again."""
-        self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+        self.page.evaluate(
+            """patience => Promise.race([  // saving may ask a question, and wait for the answer
+                window.jupyterapp.commands.execute("docmanager:save").then(() => true),
+                new Promise((resolve) => setTimeout(resolve, patience)),
+            ])""",
+            SAVING,
+        )
         self.page.goto("about:blank")
         self.page.goto(self._address)
         self.wait_idle()

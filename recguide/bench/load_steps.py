@@ -1,15 +1,16 @@
 """How fast a policy settles when the load jumps, and whether it stays with a plan while nothing changes.
 
-The load goes 1 -> 16 -> 1 in one run, many times over other prompts. The rate of the ``--window`` steps that begin
-``--grace`` steps after each change is compared with the rate of the rest of the stretch, over all changes to that load;
-and changes of mode (drafting or plain) are counted among the settled steps.
+The load goes 1 -> 16 -> 1 in one run, many times over other prompts. Counted are steps with exactly that many requests
+and no prompt rows: ``--grace`` of them after a change are left out, the rate of the next ``--window`` is compared with
+that of the rest of the stretch, over all changes to that load. Changes of mode (drafting or plain) are counted behind
+the grace.
 
 python -m recguide.bench.load_steps --simulate data/profiles/smollm2-135m-bfloat16.json --json OUT.json
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -45,22 +46,27 @@ class Jumps:
 
 @dataclass(frozen=True)
 class Step:
-    """Of one step: when it ended on the engine's clock, tokens committed by then, and whether drafting was on."""
+    """Of one step: seconds, tokens committed, and whether drafting was on."""
 
-    at: float
+    seconds: float
     tokens: int
     drafting: bool | None
 
 
-def stretches(model: Model, spec: str, prompts: Sequence[list[int]], jumps: Jumps):
-    """Yields (load, its steps) for every stretch."""
+def stretches(
+    model: Model, spec: str, prompts: Sequence[list[int]], jumps: Jumps
+) -> Iterator[tuple[int, Sequence[Step]]]:
+    """Yields (load, the steps that count) for every stretch."""
     loop = ClosedLoop(model, spec, prompts, Walk(loads=jumps.loads))
+    engine = loop.engine
     for load in jumps.loads * jumps.rounds:
         steps: list[Step] = []
 
-        def ended(spent: float, tokens: int, steps: list[Step] = steps) -> bool:
-            steps.append(Step(spent, tokens, loop.engine.policy.status().get("drafting")))
-            return len(steps) > jumps.grace + jumps.window + jumps.rest
+        def ended(_seconds: float, _tokens: int, load: int = load, steps: list[Step] = steps) -> bool:
+            last = engine.last_step
+            if last.requests == load and not last.prefill_rows:
+                steps.append(Step(last.seconds, last.committed, engine.policy.status().get("drafting")))
+            return len(steps) >= jumps.grace + jumps.window + jumps.rest
 
         loop.stretch(load, ended)
         yield load, steps
@@ -70,10 +76,9 @@ def summarise(seen: Sequence[tuple[int, Sequence[Step]]], jumps: Jumps) -> list[
     """Per load: tokens/s right behind the grace and in the rest, their ratio, and changes of mode in 100 steps."""
     rows = []
     for load in jumps.loads:
-        mine = [steps for at, steps in seen if at == load]
-        early = _rate(mine, jumps.grace, jumps.grace + jumps.window)
-        late = _rate(mine, jumps.grace + jumps.window, -1)
-        settled = [steps[jumps.grace :] for steps in mine]
+        settled = [steps[jumps.grace :] for at, steps in seen if at == load]
+        early = _rate(step for steps in settled for step in steps[: jumps.window])
+        late = _rate(step for steps in settled for step in steps[jumps.window :])
         switches = sum(a.drafting != b.drafting for steps in settled for a, b in pairwise(steps))
         rows.append(
             {
@@ -87,9 +92,9 @@ def summarise(seen: Sequence[tuple[int, Sequence[Step]]], jumps: Jumps) -> list[
     return rows
 
 
-def _rate(stretches: Sequence[Sequence[Step]], first: int, last: int) -> float:
-    tokens = sum(steps[last].tokens - steps[first].tokens for steps in stretches)
-    return tokens / sum(steps[last].at - steps[first].at for steps in stretches)
+def _rate(steps: Iterable[Step]) -> float:
+    counted = list(steps)
+    return sum(step.tokens for step in counted) / sum(step.seconds for step in counted)
 
 
 @app.command()

@@ -137,6 +137,7 @@ Tables = dict[str, Callable[[dict], str]]
 README: Tables = {
     "policies": policies_table,
     "simulated": policies_table,
+    "simulated_b200": policies_table,
     "changing_load": changing_load_table,
     "ablation": policies_table,
     "versus": versus_table,

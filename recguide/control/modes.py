@@ -16,6 +16,7 @@ ENOUGH = {"plain": 5.0, "drafting": 40.0}  # steps before a way to run is judged
 MARGIN, NOISE = 0.01, 0.4  # drafting is given up below 1 - MARGIN - NOISE / sqrt(its steps): tokens of a step scatter
 PERIOD = 240  # steps in which each way has its turn
 PLAIN_TURN, DRAFTING_TURN = 6, 24  # steps of it to time the way that is not chosen
+SURE = 1.25  # drafting that earned so much of what the table says of plain steps is believed for a period, then tried
 
 
 @dataclass
@@ -59,9 +60,10 @@ class Modes:
         load = self._loads.setdefault(nearest_load(requests), Load())
         load.asked += 1
         turn = load.asked % PERIOD
-        if self._pays(load):
-            return not 0 < turn <= PLAIN_TURN
-        return PLAIN_TURN < turn <= PLAIN_TURN + DRAFTING_TURN
+        if not self._pays(load):
+            return 0 < turn <= DRAFTING_TURN
+        begins = PERIOD - PLAIN_TURN if load.drafting.rate > SURE else DRAFTING_TURN + 1
+        return not begins <= turn < begins + PLAIN_TURN
 
     def learn(self, requests: int, *, drafted: bool, tokens: int, milliseconds: float, plain_ms: float) -> None:
         """What a step without prompt rows committed and took, and what a plain one of these requests should take."""

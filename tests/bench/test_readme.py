@@ -31,6 +31,9 @@ between
 <!-- simulated -->
 <!-- /simulated -->
 
+<!-- simulated_b200 -->
+<!-- /simulated_b200 -->
+
 <!-- changing_load -->
 <!-- /changing_load -->
 
@@ -139,7 +142,7 @@ def project(tmp_path, monkeypatch):
     (tmp_path / RESULTS).mkdir(parents=True)
     (tmp_path / "README.md").write_text(README)
     (tmp_path / RESULTS / "changing_load.json").write_text(json.dumps(CHANGING))
-    for name in ("policies", "simulated", "ablation", "versus"):
+    for name in ("policies", "simulated", "simulated_b200", "ablation", "versus"):
         (tmp_path / RESULTS / f"{name}.json").write_text(json.dumps(RESULT))
     (tmp_path / RESULTS / "forward.json").write_text(json.dumps(FORWARD))
     return tmp_path

@@ -9,7 +9,7 @@ def play(modes, steps, plain, drafting, requests=1, wants=True):
     for _ in range(steps):
         does = modes.drafts(requests, wants=wants)
         rate = drafting if does else plain
-        modes.learn(requests, drafted=does, tokens=10, milliseconds=10 / rate, plain_ms=90.0)
+        modes.learn(requests, drafted=does, tokens=requests, milliseconds=1 / rate, plain_ms=9.0)
         drafted += does
     return drafted / steps
 
@@ -17,6 +17,17 @@ def play(modes, steps, plain, drafting, requests=1, wants=True):
 def test_what_earns_more_runs():
     assert play(Modes(), 2000, plain=0.1, drafting=0.12) > 0.9
     assert play(Modes(), 2000, plain=0.1, drafting=0.09) < 0.2
+
+
+def test_a_short_stay_is_not_spent_on_trying():
+    assert play(Modes(), 24, plain=0.1, drafting=0.12) == 1
+    assert play(Modes(), PERIOD - 7, plain=0.1, drafting=0.16) == 1
+    assert play(Modes(), PERIOD, plain=0.1, drafting=0.16) < 1
+
+
+def test_a_table_that_flatters_drafting_is_found_out():
+    """Plain steps really earn 1.8 times what the table says of them."""
+    assert play(Modes(), 2000, plain=0.2, drafting=0.15) < 0.3
 
 
 def test_a_hundredth_is_within_the_margin():
