@@ -22,7 +22,7 @@ from rich.table import Table
 
 from recguide.bench.cases import about_device, about_model, about_prompts, clock_of
 from recguide.bench.measure import encode
-from recguide.bench.prompts import load_prompts, spread
+from recguide.bench.prompts import Prompt, load_prompts, spread
 from recguide.commands.entry import run
 from recguide.commands.options import PromptsFile, Simulate, integers, open_model, progress_bar, words
 from recguide.engine.engine import Engine
@@ -122,6 +122,16 @@ def _rate(run: dict) -> float:
     return run["tokens"] / run["seconds"]
 
 
+def opened(
+    name: str, prompts: Path | None, limit: int | None, console: Console, simulate: Path | None = None
+) -> tuple[Model, list[Prompt], list[list[int]]]:
+    """The model, as on the device of the cost table ``simulate``; the prompts taken, and their token ids."""
+    model = open_model(name, None, None, "auto", console)
+    model.cost_table = simulate
+    chosen = spread(load_prompts(prompts), limit)
+    return model, chosen, [encode(model, prompt) for prompt in chosen]
+
+
 @app.command()
 def main(
     policies: Annotated[str, typer.Option(help="Policies to compare; recguide is the one gains are of.")] = (
@@ -150,10 +160,7 @@ def main(
     if json_out is not None:
         check_writable(json_out)
     console = Console()
-    loaded = open_model(model, None, None, "auto", console)
-    loaded.cost_table = simulate
-    chosen = spread(load_prompts(prompts), limit)
-    encoded = [encode(loaded, prompt) for prompt in chosen]
+    loaded, chosen, encoded = opened(model, prompts, limit, console, simulate)
     runs: list[dict] = []
 
     def result() -> dict:

@@ -21,13 +21,12 @@ from rich.console import Console
 from rich.table import Table
 
 from recguide.bench.cases import about_device, about_model, about_prompts
-from recguide.bench.changing_load import LEARNED, ClosedLoop, Walk
-from recguide.bench.measure import encode
-from recguide.bench.prompts import load_prompts, spread
+from recguide.bench.changing_load import LEARNED, ClosedLoop, Walk, opened
 from recguide.commands.entry import run
-from recguide.commands.options import PromptsFile, Simulate, integers, open_model, progress_bar
+from recguide.commands.options import PromptsFile, Simulate, integers, progress_bar
 from recguide.models import embedded
 from recguide.models.loader import Model
+from recguide.policies import parse_policy
 from recguide.provenance import check_writable, provenance, write_json
 
 app = typer.Typer(add_completion=False)
@@ -75,7 +74,7 @@ def stretches(
 def summarise(seen: Sequence[tuple[int, Sequence[Step]]], jumps: Jumps) -> list[dict]:
     """Per load: tokens/s right behind the grace and in the rest, their ratio, and changes of mode in 100 steps."""
     rows = []
-    for load in jumps.loads:
+    for load in dict.fromkeys(at for at, _ in seen):
         settled = [steps[jumps.grace :] for at, steps in seen if at == load]
         early = _rate(step for steps in settled for step in steps[: jumps.window])
         late = _rate(step for steps in settled for step in steps[jumps.window :])
@@ -108,26 +107,31 @@ def main(
     model: Annotated[str, typer.Option(help="As in recguide bench.")] = embedded.NAME,
 ) -> None:
     """Jump between loads and see how soon throughput is what it stays. Nothing else should run meanwhile."""
+    parse_policy(policy)
     jumps = Jumps(loads=integers(loads, "--loads"), rounds=rounds)
     if json_out is not None:
         check_writable(json_out)
     console = Console()
-    loaded = open_model(model, None, None, "auto", console)
-    loaded.cost_table = simulate
-    chosen = spread(load_prompts(prompts), None)
-    encoded = [encode(loaded, prompt) for prompt in chosen]
+    loaded, chosen, encoded = opened(model, prompts, None, console, simulate)
+    about = {
+        "provenance": provenance(),
+        "model": about_model(loaded),
+        "prompts": about_prompts(chosen),
+        "settings": asdict(jumps) | {"policy": policy},
+        "simulated": about_device(loaded),
+    }
     seen = []
-    with progress_bar(console) as progress:
-        task = progress.add_task(policy, total=len(jumps.loads) * rounds)
-        for stretch in stretches(loaded, policy, encoded, jumps):
-            seen.append(stretch)
-            progress.advance(task)
-    summary = summarise(seen, jumps)
-    console.print(_shown(summary))
-    if json_out is not None:
-        about = {"provenance": provenance(), "model": about_model(loaded), "prompts": about_prompts(chosen)}
-        settings = asdict(jumps) | {"policy": policy}
-        write_json(json_out, about | {"settings": settings, "simulated": about_device(loaded), "summary": summary})
+    try:
+        with progress_bar(console) as progress:
+            task = progress.add_task(policy, total=len(jumps.loads) * rounds)
+            for stretch in stretches(loaded, policy, encoded, jumps):
+                seen.append(stretch)
+                progress.advance(task)
+    finally:
+        summary = summarise(seen, jumps)
+        console.print(_shown(summary))
+        if json_out is not None:
+            write_json(json_out, about | {"summary": summary})
 
 
 def _shown(summary: Sequence[dict]) -> Table:

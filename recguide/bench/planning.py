@@ -17,11 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from recguide.bench.cases import about_prompts
-from recguide.bench.changing_load import ClosedLoop, Walk
-from recguide.bench.measure import encode
-from recguide.bench.prompts import load_prompts, spread
+from recguide.bench.changing_load import ClosedLoop, Walk, opened
 from recguide.commands.entry import run
-from recguide.commands.options import PromptsFile, integers, open_model
+from recguide.commands.options import PromptsFile, integers
 from recguide.models import embedded
 from recguide.models.loader import Model
 from recguide.provenance import check_writable, provenance, write_json
@@ -68,9 +66,7 @@ def main(
     if json_out is not None:
         check_writable(json_out)
     console = Console()
-    model = open_model(embedded.NAME, None, None, "auto", console)
-    chosen = spread(load_prompts(prompts), limit)
-    encoded = [encode(model, prompt) for prompt in chosen]
+    model, chosen, encoded = opened(embedded.NAME, prompts, limit, console)
     rows = []
     for load in integers(loads, "--loads"):
         with console.status(f"{policy} at {load}"):

@@ -16,6 +16,7 @@ from recguide.control.profile import Profiler, identity_of
 from recguide.control.sweep import table_from_sweep
 from recguide.errors import RecGuideError
 from recguide.models import embedded
+from recguide.models.loader import Model
 from recguide.provenance import check_writable, write_text
 
 
@@ -42,25 +43,16 @@ def profile(
 
     Example: recguide profile --html cost.html
     """
-    if sweep is not None:
-        _from_sweep(sweep, device_name, integers(requests, "requests"), out, Console())
-        return
-    axes = Axes(integers(requests, "requests"), integers(rows, "rows"), integers(contexts, "contexts"))
-    if repeats < 1:
-        raise RecGuideError(f"repeats is {repeats}; allowed: >= 1")
+    if html is not None:
+        check_writable(html)
     console = Console()
-    loaded = open_model(model, dtype, device, adapter, console)
-    path = out or identity_of(loaded).path
-    for target in (path, html):
-        if target is not None:
-            check_writable(target)
-    table = load_cost_table(path, identity_of(loaded)) if path.exists() and not force else None
-    if table is not None and table.axes == axes:
-        say(console, "note", f"read from {path}; --force measures again", "yellow")
+    if sweep is not None:
+        table = _from_sweep(sweep, device_name, integers(requests, "requests"), out, console)
     else:
-        table = run_profiler(Profiler(loaded, axes, repeats), console)
-        table.save(path)
-        say(console, "cost table", str(path), "green")
+        axes = Axes(integers(requests, "requests"), integers(rows, "rows"), integers(contexts, "contexts"))
+        if repeats < 1:
+            raise RecGuideError(f"repeats is {repeats}; allowed: >= 1")
+        table = _measured(open_model(model, dtype, device, adapter, console), axes, repeats, out, force, console)
     console.print(_shown(table))
     if html is not None:
         from recguide.lab.cost_figure import cost_figure
@@ -69,14 +61,27 @@ def profile(
         say(console, "figure", str(html), "green")
 
 
-def _from_sweep(sweep: Path, device: str, requests: tuple[int, ...], out: Path | None, console: Console) -> None:
+def _measured(loaded: Model, axes: Axes, repeats: int, out: Path | None, force: bool, console: Console) -> CostTable:
+    path = out or identity_of(loaded).path
+    check_writable(path)
+    table = load_cost_table(path, identity_of(loaded)) if path.exists() and not force else None
+    if table is not None and table.axes == axes:
+        say(console, "note", f"read from {path}; --force measures again", "yellow")
+    else:
+        table = run_profiler(Profiler(loaded, axes, repeats), console)
+        table.save(path)
+        say(console, "cost table", str(path), "green")
+    return table
+
+
+def _from_sweep(sweep: Path, device: str, requests: tuple[int, ...], out: Path | None, console: Console) -> CostTable:
     if out is None:
         raise RecGuideError("--sweep needs --out FILE: the table is of another device, for --simulate")
     check_writable(out)
     table = table_from_sweep(sweep, device, requests)
     table.save(out)
     say(console, "cost table", str(out), "green")
-    console.print(_shown(table))
+    return table
 
 
 def _shown(table: CostTable) -> Table:

@@ -36,7 +36,7 @@ def table_from_sweep(path: Path, device: str, requests: tuple[int, ...]) -> Cost
     draft, verify = (np.array([[times[c, b][kind] for b in blocks] for c in requests]) for kind in (0, 1))
     rows = np.array(axes.rows, dtype=float)
     causal, drafting = _lines(verify, blocks, rows), _lines(draft, blocks, rows + 1)  # one causal row is in every block
-    about = {"provenance": provenance() | {"device": device}, "source": path.name, "assumed": ASSUMED}
+    about = {"model_name": path.stem, "assumed": ASSUMED, "provenance": provenance() | {"device": device}}
     identity = Identity(model=path.stem, adapter="unknown", dtype="unknown", profile=device)
     return CostTable(identity, axes, causal[:, :, None], drafting[:, :, None], about)
 

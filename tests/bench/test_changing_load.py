@@ -60,8 +60,7 @@ def test_walks_that_cannot_be(wrong):
 
 @pytest.fixture
 def opened(monkeypatch):
-    for module in (changing_load, planning):
-        monkeypatch.setattr(module, "open_model", lambda *_: MODEL)
+    monkeypatch.setattr(changing_load, "open_model", lambda *_: MODEL)
 
 
 def test_both_scripts_store_what_they_show(opened, tmp_path):

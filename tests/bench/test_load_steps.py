@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from recguide.bench import load_steps
+from recguide.bench import changing_load, load_steps
 from recguide.bench.load_steps import Jumps, Step, stretches, summarise
 from tests.helpers import small_model
 
@@ -39,7 +39,7 @@ def test_every_stretch_runs_at_its_load():
 
 
 def test_the_script_writes_what_it_shows(tmp_path, monkeypatch):
-    monkeypatch.setattr(load_steps, "open_model", lambda *_: small_model(shift=1))
+    monkeypatch.setattr(changing_load, "open_model", lambda *_: small_model(shift=1))
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\x01\x02\x03\n\x02\x03\x04\n")
     out = tmp_path / "steps.json"
@@ -47,3 +47,22 @@ def test_the_script_writes_what_it_shows(tmp_path, monkeypatch):
     shown = CliRunner().invoke(load_steps.app, words)
     assert shown.exit_code == 0, shown.output
     assert [row["load"] for row in json.loads(out.read_text())["summary"]] == [1, 2]
+
+
+def test_what_was_seen_before_an_interrupt_is_kept(tmp_path, monkeypatch):
+    def interrupted(*_):
+        yield 1, [Step(1.0, 1, True)] * 100
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(changing_load, "open_model", lambda *_: small_model(shift=1))
+    monkeypatch.setattr(load_steps, "stretches", interrupted)
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "steps.json"
+    prompts.write_text("\x01\x02\x03\n")
+    CliRunner().invoke(load_steps.app, ["--prompts", str(prompts), "--json", str(out)])
+    assert [row["load"] for row in json.loads(out.read_text())["summary"]] == [1]
+
+
+def test_an_unknown_policy_is_told_before_any_work(monkeypatch):
+    monkeypatch.setattr(changing_load, "open_model", lambda *_: pytest.fail("a model was loaded"))
+    shown = CliRunner().invoke(load_steps.app, ["--policy", "luck"])
+    assert "luck" in str(shown.exception)

@@ -55,7 +55,6 @@ def test_ctrl_c_ends_the_audit(cli, small, prompts, steps):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_real_model_is_lossless(cli, dtype):
     skip_without_products_in(dtype)
-    limit, tokens = (
-        (6, 24) if dtype in ("float32", native_dtype()) else (2, 12)
-    )  # an emulated dtype is many times slower
+    fast = dtype in ("float32", native_dtype())  # an emulated dtype is many times slower
+    limit, tokens = (6, 24) if fast else (2, 12)
     assert cli("audit", "--dtype", dtype, "--limit", limit, "--max-new-tokens", tokens).status == 0

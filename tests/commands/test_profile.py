@@ -114,5 +114,7 @@ def test_a_published_sweep_becomes_a_table_to_simulate_with(cli, tmp_path):
     out = tmp_path / "t.json"
     assert cli("profile", "--sweep", sweep, "--device-name", "X", "--requests", "1,2", "--out", out).status == 0
     assert stored_identity(out).profile == "X"
+    drawn = cli("profile", "--sweep", sweep, "--requests", "1,2", "--out", out, "--html", tmp_path / "t.html")
+    assert drawn.status == 0 and "plotly" in (tmp_path / "t.html").read_text()
     run = cli("profile", "--sweep", sweep)
     assert run.status == 2 and "--sweep needs --out" in run.err
