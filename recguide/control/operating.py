@@ -35,10 +35,11 @@ def nearest_load(requests: int) -> int:
 
 @dataclass
 class _Solved:
-    """A point, what it was found from, how often it will be asked for, and how often it was."""
+    """A point, what it was found from, whether in hope, how often it will be asked for, and how often it was."""
 
     point: Operating
     grounds: np.ndarray
+    hoped: bool
     lasting: int = FIRST
     asked: int = 0
 
@@ -72,7 +73,8 @@ class OperatingPoints:
         """The point for so many requests with so many tokens of context each."""
         key = (nearest_load(requests), int(context) // CONTEXT_STEP)
         found = self._points.get(key)
-        if found is not None and found.asked < found.lasting:
+        hoping = self._hoping(key[0])
+        if found is not None and found.asked < found.lasting and found.hoped == hoping:
             found.asked += 1
             return found.point
         grounds = self._grounds(*key)
@@ -82,8 +84,12 @@ class OperatingPoints:
         else:
             point = _priced(self._solve(*key, found.point if found else None), self._price)
             self._times.clear()
-        self._points[key] = _Solved(point, grounds, min(4 * found.lasting, LASTING) if found else FIRST)
+        self._points[key] = _Solved(point, grounds, hoping, min(4 * found.lasting, LASTING) if found else FIRST)
         return point
+
+    def _hoping(self, requests: int) -> bool:
+        """Whether drafting steps of so many requests are taken to be cheaper than the table says."""
+        return self._hopeful and not self._time.drafting_seen(requests)
 
     def _grounds(self, requests: int, stretch: int) -> np.ndarray:
         """What a point follows from, as numbers that mean the same where they differ by less than SAME: logarithms of
@@ -118,9 +124,7 @@ class OperatingPoints:
 
     def _predict(self, requests: int, causal_rows: float, draft_rows: float, context: float) -> float:
         spent = self._time.predict(requests, causal_rows, draft_rows, context)
-        if draft_rows and self._hopeful and not self._time.drafting_seen(requests):
-            return (1 - HOPE) * spent
-        return spent
+        return (1 - HOPE) * spent if draft_rows and self._hoping(requests) else spent
 
     def _solve(self, requests: int, stretch: int, before: Operating | None) -> Operating:
         def time(causal: float, draft: float) -> float:

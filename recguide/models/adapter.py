@@ -162,13 +162,15 @@ class DraftAdapter(nn.Module):
                 f"start from rank {known.config.rank}, scale {known.config.scale:g}: this adapter has rank "
                 f"{self.config.rank}, scale {self.config.scale:g}; give the same scale and at least the same rank"
             )
+        if 0 < self.config.chain < known.config.chain:
+            raise RecGuideError(f"start from a chain of rank {known.config.chain}: this one has {self.config.chain}")
         if self.mask_embedding is not None and known.mask_embedding is not None:
             self.mask_embedding.copy_(known.mask_embedding)
         for key, theirs in known.factors.items():
             if key in self.factors:
                 self.factors[key][tuple(map(slice, theirs.shape))] = theirs
-        if self.chain is not None and known.chain is not None and known.chain.rank == self.chain.rank:
-            self.chain.load_state_dict(known.chain.state_dict())
+        if self.chain is not None and known.chain is not None:
+            self.chain.start_from(known.chain)
 
     def stored_parameters(self) -> dict[str, Tensor]:
         """Every parameter by its name in the file."""

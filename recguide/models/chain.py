@@ -30,6 +30,13 @@ class ChainFactors(nn.Module):
     def rank(self) -> int:
         return len(self.down)
 
+    @torch.no_grad()
+    def start_from(self, known: ChainFactors) -> None:
+        """Do what ``known``, of at most this rank, does; further ranks add nothing yet."""
+        self.down[: known.rank] = known.down
+        self.up[:, : known.rank] = known.up
+        self.up[:, known.rank :] = 0
+
 
 class Chain:
     """The factors in the dtype they run in, and the head's weight [vocab, hidden] for the scores of candidates."""

@@ -5,7 +5,7 @@ import pytest
 
 from recguide.control.cost import ENOUGH, Axes, CostTable, Identity
 from recguide.control.monitor import Monitor
-from recguide.control.operating import FIRST, HOPE, OperatingPoints
+from recguide.control.operating import HOPE, OperatingPoints
 from recguide.control.step_time import RowCost
 from tests.controllers import handmade
 
@@ -50,7 +50,7 @@ def test_hope_ends_with_what_is_seen(measured, drafts):
     assert points.at(1, 0).drafts
     told = step_time.predict(1, 1, 3, 0)
     assert points.milliseconds(1, 1, 3, 0) == pytest.approx((1 - HOPE) * told)
-    assert seen(step_time, points, FIRST + 1, measured * told).drafts is drafts
+    assert seen(step_time, points, ENOUGH, measured * told).drafts is drafts
     assert points.milliseconds(1, 1, 3, 0) == pytest.approx(measured * told, rel=0.01)
 
 

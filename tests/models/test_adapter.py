@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from recguide.engine.sampling import SamplingParams
 from recguide.errors import RecGuideError
 from recguide.models.adapter import MASK_KEY, AdapterConfig, DraftAdapter, load_adapter
+from recguide.models.chain import Chain
 from tests.helpers import SMALL, make_engine, random_adapter, small_model, small_weights
 
 MODEL = small_model(rank=0)
@@ -99,6 +100,25 @@ def test_a_start_from_fewer_ranks_and_other_targets_takes_what_fits():
             assert torch.equal(value[:, :rank], theirs) and not value[:, rank:].any()
     if grown.mask_embedding is not None:
         assert torch.equal(grown.mask_embedding, known.mask_embedding)
+
+
+def chained(rank, lora=4):
+    return DraftAdapter(SMALL, AdapterConfig(rank=lora, alpha=2 * lora, chain=rank), MODEL.fingerprint)
+
+
+def test_a_chain_of_more_ranks_starts_by_doing_what_the_smaller_one_does():
+    known, grown = random_adapter(MODEL, chain=3), chained(5)
+    grown.start_from(known)
+    hidden, before = torch.randn(6, SMALL.hidden_size), torch.randint(0, SMALL.vocab_size, (6, 2))
+    head = torch.randn(SMALL.vocab_size, SMALL.hidden_size)
+    moved = [Chain(a.chain, head, head, pack=False).move(hidden, before) for a in (known, grown)]
+    assert moved[0].abs().max() > 1e-4
+    torch.testing.assert_close(moved[1], moved[0])
+
+
+def test_a_chain_of_fewer_ranks_cannot_start_from_a_larger_one():
+    with pytest.raises(RecGuideError, match="start from a chain of rank 5: this one has 3"):
+        chained(3).start_from(chained(5))
 
 
 def peft_logits(folder, tokens, like=None):
