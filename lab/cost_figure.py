@@ -35,8 +35,9 @@ def cost_figure(table: CostTable) -> str:
     figure.update_yaxes(title="ms", type="log", row=1, col=1)
     figure.update_xaxes(title="rows of each request", row=1, col=2)
     figure.update_yaxes(title="requests", row=1, col=2)
+    measured = "" if "assumed" in table.about else f", context {axes.contexts[0]}"  # a sweep says nothing of it
     figure.update_layout(
-        title=f"{table.about['model_name']} in {table.identity.dtype} on {about['device']}, context {axes.contexts[0]}",
+        title=f"{table.about['model_name']} in {table.identity.dtype} on {about['device']}{measured}",
         legend={"orientation": "h", "y": -0.15},  # beside the plots stands the colour bar
         margin={"t": 120},
     )

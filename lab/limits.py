@@ -43,6 +43,10 @@ class Limited(Policy):
         return self.inner.needs_signals or self.limits["explore"] > 0
 
     @property
+    def tail(self) -> int:
+        return self.inner.tail
+
+    @property
     def needs_verifier_entropy(self) -> bool:
         return self.inner.needs_verifier_entropy
 

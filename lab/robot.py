@@ -37,7 +37,7 @@ class Dashboard:
     def wait(self) -> None:
         """Until the figure is painted and the engine decodes."""
         self.wait_figure()
-        self.until(lambda: "running" in self.state and self.tokens() > 0)
+        self.until(lambda: self.state.startswith("running") and self.tokens() > 0)
 
     def wait_figure(self) -> None:
         """Until the figure is painted."""
@@ -49,8 +49,12 @@ class Dashboard:
         line = self.page.locator(".recguide-state")
         return line.first.inner_text() if line.count() else ""
 
-    def wait_state(self, word: str) -> None:
-        expect(self.page.locator(".recguide-state").first).to_contain_text(word, timeout=LONG)
+    def wait_state(self, state: str) -> None:
+        """Until the session is running, paused or stopped: the line's first word."""
+        expect(self.page.locator(".recguide-state b").first).to_have_text(state, timeout=LONG)
+
+    def wait_policy(self, name: str) -> None:
+        expect(self.page.locator(".recguide-state").first).to_contain_text(f"policy {name}", timeout=LONG)
 
     def tokens(self) -> int:
         """Tokens decoded so far, as the state line says."""

@@ -128,4 +128,5 @@ def _facts(r: Round, fate: str, place: int | None, token: int, tokenizer: Tokeni
     if place < len(r.survival):
         source = "the controller" if r.learned else "top-1 probabilities multiplied"
         yield f"predicted survival {r.survival[place]:.1%} ({source})"
-    yield f"from a {draft.kind} branch, place {place + 1} of {len(draft.tokens)}"
+    source = "left of a rejected draft" if draft.kind == "tail" else f"from a {draft.kind} branch"
+    yield f"{source}, place {place + 1} of {len(draft.tokens)}"

@@ -21,7 +21,7 @@ from recguide.predictors.models import CalibratedChoice, Rows
 from recguide.predictors.report import Report
 
 from recguide.control.controller import COLUMNS, Controller, load_controller
-from recguide.control.features import KINDS, MISMATCH, OPENED, block_features
+from recguide.control.features import GROUP, GROUPS, KINDS, MISMATCH, block_features
 from recguide.control.planner import Samples
 from recguide.errors import RecGuideError
 from recguide.provenance import check_writable, provenance
@@ -134,13 +134,14 @@ def _controller(data: Dataset, fitted: Mapping[str, Fitted], chance: float, repo
     expected = _expected(fitted["utility"].model, data)
     edges = np.quantile(expected, np.linspace(0, 1, BUCKETS + 1)[1:-1])
     bucket = np.digitize(expected, edges)
-    usual = np.array([_usual(data.take(chosen)) for chosen in (data.kind >= OPENED, data.kind < OPENED)])
+    group = GROUP[data.kind]
+    usual = np.array([_usual(data.take(group == number)) for number in range(len(GROUPS))])
     rejected = (data.reached & ~data.accepted)[:, :PLACES]
     right = (data.second_right & data.reached & ~data.accepted)[:, :PLACES]
     chance_second = (right.sum(0) + right.sum() / max(rejected.sum(), 1)) / (rejected.sum(0) + 1)
     chooser = np.random.default_rng(0)
-    opened, open_bucket = _samples(data, mismatch, bucket, data.kind >= OPENED, chooser)
-    known, known_bucket = _samples(data, mismatch, bucket, data.kind < OPENED, chooser)
+    opened, open_bucket = _samples(data, mismatch, bucket, group == GROUPS.index("open"))
+    known, known_bucket = _samples(data, mismatch, bucket, group == GROUPS.index("known"))
     about = {
         "report": report.summary(),
         "provenance": provenance(),
@@ -185,25 +186,26 @@ def _yes(model: CalibratedChoice, rows: np.ndarray) -> np.ndarray:
     return model.predict_proba(rows.reshape(-1, rows.shape[2]))[:, 1].reshape(rows.shape[:2])
 
 
-def _samples(data: Dataset, model: CalibratedChoice, bucket, among, chooser) -> tuple[np.ndarray, np.ndarray]:
+def _samples(data: Dataset, model: CalibratedChoice, bucket, among) -> tuple[np.ndarray, np.ndarray]:
     """Survivals [drafts, PLACES] of the drafts ``among`` [drafts], as the mismatch model sees them, and their buckets.
 
-    Short drafts go on as a random longer one does from there.
+    A short draft goes on as the longer one does that was about as likely to get so far: good places come together.
+    SAMPLES of them stand for all, from the best to the worst.
     """
     mine = np.flatnonzero(among)
     if not len(mine):
         mine = np.arange(len(data))
-    chosen = chooser.choice(mine, min(SAMPLES, len(mine)), replace=False)
-    conditional = _yes(model, data.take(chosen).draft_rows()[:, :PLACES])
-    length = data.length[chosen]
-    for row, size in enumerate(length):
-        longer = np.flatnonzero(length > size)
-        while size < PLACES and len(longer):
-            other = chooser.choice(longer)
-            conditional[row, size:] = conditional[other, size:]
-            size = length[other]
-            longer = np.flatnonzero(length > size)
-    return np.cumprod(conditional, 1), bucket[chosen]
+    survival = np.cumprod(_yes(model, data.take(mine).draft_rows()[:, :PLACES]), 1)
+    for size in range(PLACES - 1, 0, -1):
+        short, longer = (np.flatnonzero(found) for found in (data.length[mine] == size, data.length[mine] > size))
+        if len(short) and len(longer):
+            known = survival[longer, size - 1]
+            order = np.argsort(known)
+            near = longer[order[np.searchsorted(known[order], survival[short, size - 1]).clip(max=len(longer) - 1)]]
+            survival[short, size:] = np.minimum(survival[near, size:], survival[short, size - 1 : size])
+    order = np.argsort(survival.sum(1))
+    chosen = order[np.linspace(0, len(order) - 1, min(SAMPLES, len(order))).round().astype(int)]
+    return survival[chosen], bucket[mine[chosen]]
 
 
 def _report(data: Dataset, fitted: Mapping[str, Fitted], folders: Sequence[Path]) -> Report:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from recguide.control.controller import COLUMNS, Controller
+from recguide.control.features import GROUPS
 from recguide.control.planner import Samples
 from recguide.control.scoring import Logistic, Scorer
 from recguide.models.loader import Model
@@ -41,7 +42,7 @@ def handmade(fingerprint: str = "abc", draft_shift: int = 0, seed: int = 0) -> C
         open_chance=1.0 if draft_shift else 0.6,
         samples=samples(seed),
         edges=np.array([0.6, 1.4]),
-        usual=np.full((2, PLACES), 0.15),  # small models draft badly: no alarm
+        usual=np.full((len(GROUPS), PLACES), 0.15),  # small models draft badly: no alarm
         golden=golden,
         about={"made": "by hand"},
     )

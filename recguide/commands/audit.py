@@ -23,15 +23,23 @@ from recguide.commands.options import (
     progress_bar,
     words,
 )
+from recguide.control.shipped import shipped_controller
 from recguide.engine.sampling import SamplingParams
 from recguide.models import embedded
 from recguide.policies import parse_policy
+from recguide.policies.learned import RecGuide
 
 POLICIES = "linear:8,ar-row:8,window,quadratic:4,overlap:8"
 
 
 def audit(
-    policies: Annotated[str, typer.Option(help="Policies to compare with ar, separated by commas.")] = POLICIES,
+    policies: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Policies to compare with ar, separated by commas. Default: {POLICIES}, and recguide where a "
+            "controller ships for the model."
+        ),
+    ] = None,
     concurrency: Annotated[int, typer.Option(help="Requests at once for them (ar runs alone).")] = 16,
     prompts: PromptsFile = None,
     limit: Annotated[int | None, typer.Option(help="Use only N prompts, evenly spread over the file.")] = 40,
@@ -49,11 +57,13 @@ def audit(
 
     Example: recguide audit --dtype float32
     """
-    specs = words(policies, "--policies")
+    specs = words(POLICIES if policies is None else policies, "--policies")
     for spec in specs:
         parse_policy(spec)
     console = Console()
     loaded = open_model(model, dtype, device, adapter, console)
+    if policies is None and shipped_controller(loaded) is not None:
+        specs = (*specs, RecGuide.name)
     encoded = [encode(loaded, p) for p in spread(load_prompts(prompts), limit)]
     params = [
         SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=i) for i in range(len(encoded))

@@ -35,8 +35,10 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Tariff:
-    """Prices of one history bucket as plain lists: worth of a branch by its length, and its cost in tokens."""
+    """Prices of one history bucket as plain lists: worth of a branch by its length, and its cost in tokens. ``rate`` is
+    in tokens per millisecond."""
 
+    rate: float
     open: list[float]
     known: list[float]
     cost: list[float]
@@ -49,11 +51,12 @@ class Tariff:
     lengths: range
 
     @classmethod
-    def of(cls, prices: Prices, shape: Shape, bucket: int) -> Tariff:
+    def of(cls, prices: Prices, shape: Shape) -> Tariff:
         size = prices.ready.shape[1]
         return cls(
-            open=(shape.open_chance * prices.ready[bucket]).tolist(),
-            known=prices.ready_known[bucket].tolist(),
+            rate=prices.rate,
+            open=(shape.open_chance * prices.ready[0]).tolist(),
+            known=prices.ready_known[0].tolist(),
             cost=[prices.draft * (m + shape.extra) for m in range(size)],
             causal=prices.causal,
             causal_alone=prices.causal_alone,

@@ -35,8 +35,8 @@ class Controller:
 
     ``mismatch``: P(draft accepted | reached). ``second``: P(second-best is the verifier's | rejected there).
     ``utility``: P(accepted | reached) of a block not drafted yet. ``edges`` cut the drafts that utility expects to be
-    accepted into history buckets. ``usual`` [2, K] is the share of accepted among reached drafts, as seen
-    in training, of open branches and of those behind known tokens.
+    accepted into history buckets. ``usual`` [GROUPS, K] is the share of accepted among reached drafts, as seen in
+    training, of each group of kinds.
     ``golden`` holds rows and expected outputs of each scorer.
     """
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SCHEMA = 1
-KINDS = ("draft", "correction", "open", "continuation")
+SCHEMA = 2
+KINDS = ("draft", "correction", "open", "continuation", "tail")
 OPENED = KINDS.index("open")  # kinds from here on begin with a mask, those before with a known token
+GROUPS = ("open", "known", "tail")  # of kinds whose acceptance is watched together
+GROUP = np.array([1, 1, 0, 0, 2])  # of each kind
 MOST = 16  # draft positions the models know; later ones are taken for this one
 DECAY = 0.8  # weight of a verification for the history, a verification later
 PRIOR = (0.5, 1.0)  # accepted, reached: what a request without history counts as

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from recguide.control.controller import Controller
-from recguide.control.features import KINDS, OPENED, block_features, draft_features, history
+from recguide.control.features import GROUP, KINDS, block_features, draft_features, history
 from recguide.control.monitor import Monitor
 from recguide.engine.request import Request
 
@@ -73,10 +73,10 @@ class Forecaster:
         return self._recalibrated(conditional, kinds, there), second
 
     def _usual(self, kinds: np.ndarray, size: int) -> np.ndarray:
-        return self._controller.usual[(kinds < OPENED).astype(int)][:, :size]
+        return self._controller.usual[GROUP[kinds]][:, :size]
 
     def _recalibrated(self, conditional, kinds, there) -> np.ndarray:
-        offset = self._monitor.offset(kinds < OPENED, conditional.shape[1])
+        offset = self._monitor.offset(GROUP[kinds], conditional.shape[1])
         if not offset.any():
             return conditional
         return np.where(there, shifted(conditional, offset), 0.0)

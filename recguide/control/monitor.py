@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from recguide.control.features import GROUPS
+
 KEPT = 4096  # reached positions that the quality figures are of
 WINDOW = 50  # verifications that the alarm looks back on
 LEAST = 24  # fewer verifications prove nothing
@@ -23,28 +25,30 @@ BINS = 10
 
 
 class Monitor:
-    """``usual`` [2, K]: acceptance in training of drafts behind open branches and behind known tokens, by position."""
+    """``usual`` [GROUPS, K]: acceptance in training of each group of kinds of drafts, by position."""
 
     def __init__(self, usual: np.ndarray):
         self._usual = usual
-        self.offsets = np.zeros((2, OFFSET_PLACES))
-        self._seen = np.zeros((2, OFFSET_PLACES))
+        self.offsets = np.zeros((len(GROUPS), OFFSET_PLACES))
+        self._seen = np.zeros((len(GROUPS), OFFSET_PLACES))
         self._pairs: deque[tuple[float, bool]] = deque(maxlen=KEPT)
         self._window: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        self._quality: dict[str, Any] | None = None  # until more is observed
         self.observed = 0
         self.drift: str | None = None
 
-    def offset(self, known: np.ndarray, places: int) -> np.ndarray:
-        """Log-odds to add [drafts, places] for drafts behind known tokens (``known`` bool [drafts]) or open ones."""
+    def offset(self, groups: np.ndarray, places: int) -> np.ndarray:
+        """Log-odds to add [drafts, places] for drafts of these ``groups`` (places in GROUPS, [drafts])."""
         column = np.minimum(np.arange(places), OFFSET_PLACES - 1)
-        return self.offsets[known.astype(int)][:, column]
+        return self.offsets[groups][:, column]
 
-    def learn(self, known: bool, predicted: Sequence[float], accepted: int, given: int, *, adapt: bool = True) -> None:
+    def learn(self, group: int, predicted: Sequence[float], accepted: int, given: int, *, adapt: bool = True) -> None:
         """What came of a verification: ``predicted`` P(accepted | reached) of the ``given`` drafts, recalibrated.
 
         Without ``adapt`` the offsets stay as they are.
         """
-        group, reached = int(known), min(accepted + 1, given)
+        self._quality = None
+        reached = min(accepted + 1, given)
         usual = self._usual[group]
         expected = variance = 0.0
         for j in range(min(reached, len(predicted))):
@@ -76,8 +80,11 @@ class Monitor:
 
     def quality(self) -> dict[str, Any]:
         """On-policy figures of the latest reached positions: auc, brier, ece, reliability, positions."""
-        if not self._pairs:
-            return {"positions": 0}
+        if self._quality is None:
+            self._quality = self._measured() if self._pairs else {"positions": 0}
+        return self._quality
+
+    def _measured(self) -> dict[str, Any]:
         predicted, right = (np.array(column, float) for column in zip(*self._pairs, strict=True))
         parts = [p for p in np.array_split(np.argsort(predicted, kind="stable"), BINS) if len(p)]
         curve = [(float(predicted[p].mean()), float(right[p].mean()), len(p)) for p in parts]

@@ -13,9 +13,10 @@ import numpy as np
 
 from recguide.control.choose import Tariff
 from recguide.control.controller import Controller
+from recguide.control.features import GROUPS
 from recguide.control.forecast import shifted
 from recguide.control.monitor import Monitor
-from recguide.control.planner import Operating, Samples, Shape, solve
+from recguide.control.planner import Operating, Prices, Samples, Shape, solve
 from recguide.control.step_time import StepTime
 
 CONTEXT_STEP = 384  # tokens of context that share a point
@@ -106,8 +107,7 @@ class OperatingPoints:
     def tariffs(self, point: Operating) -> list[Tariff]:
         """A point's prices by history bucket, in plain numbers."""
         if self._tariffs is None or self._tariffs[0] is not point:
-            buckets = range(self._controller.samples.buckets)
-            self._tariffs = point, [Tariff.of(point.prices, self.shape, bucket) for bucket in buckets]
+            self._tariffs = point, [Tariff.of(prices, self.shape) for prices in point.buckets]
         return self._tariffs[1]
 
     def prepare(self) -> None:
@@ -140,11 +140,11 @@ class OperatingPoints:
         if not monitor.offsets.any():
             return samples
         moved = {}
-        for name, known in (("open", False), ("known", True)):
+        for name in ("open", "known"):
             survival = getattr(samples, name)
             before = np.concatenate((np.ones((len(survival), 1)), survival[:, :-1]), 1)
             conditional = np.divide(survival, before, out=np.zeros_like(survival), where=before > 0)
-            offset = monitor.offset(np.full(len(survival), known), survival.shape[1])
+            offset = monitor.offset(np.full(len(survival), GROUPS.index(name)), survival.shape[1])
             moved[name] = np.cumprod(shifted(conditional, offset), 1)
         return replace(samples, **moved)
 
@@ -155,6 +155,9 @@ def _middle(stretch: int) -> float:
 
 def _priced(point: Operating, times: float) -> Operating:
     """The point with its prices overridden by a person."""
-    found = point.prices
     names = ("rate", "causal", "draft", "causal_alone")
-    return replace(point, prices=replace(found, **{name: times * getattr(found, name) for name in names}))
+
+    def priced(found: Prices) -> Prices:
+        return replace(found, **{name: times * getattr(found, name) for name in names})
+
+    return replace(point, prices=priced(point.prices), buckets=tuple(map(priced, point.buckets)))

@@ -13,7 +13,7 @@ together: they are the fixed point of an average-reward problem over drafts as t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -158,11 +158,24 @@ class Samples:
     second: np.ndarray
     buckets: int
 
+    def pooled(self) -> Samples:
+        """All of them as one bucket."""
+        return replace(self, bucket=self.bucket * 0, known_bucket=self.known_bucket * 0, buckets=1)
+
+    def only(self, bucket: int) -> Samples:
+        """Those of one bucket, or all where it has none."""
+        kept = {}
+        for name, place in (("open", "bucket"), ("known", "known_bucket")):
+            survival, found = getattr(self, name), getattr(self, place) == bucket
+            kept[name] = survival[found] if found.any() else survival
+            kept[place] = np.zeros(len(kept[name]), np.int64)
+        return replace(self, **kept, buckets=1)
+
 
 @dataclass(frozen=True)
 class Operating:
-    """The best stationary way to run: its prices, whether it drafts at all, and per step and request its tokens, rows
-    and milliseconds."""
+    """The best stationary way to run: its prices, whether anyone drafts at all, and per step and request its tokens,
+    rows and milliseconds. ``buckets``: the prices for requests of each history bucket."""
 
     prices: Prices
     drafts: bool
@@ -170,11 +183,12 @@ class Operating:
     causal_rows: float
     draft_rows: float
     milliseconds: float
+    buckets: tuple[Prices, ...] = ()
 
 
 STARTS: tuple[Rows, ...] = ((1.0, 1.5), (2.0, 4.0), (3.5, 12.0))
 ROUNDS = 6
-WORTH_ROUNDS, BUCKET_ROUNDS = 5, 6
+WORTH_ROUNDS = 5
 SETTLED = 1e-3  # a round that raises the rate by less is the last
 
 
@@ -184,21 +198,25 @@ def solve(time: StepTime, samples: Samples, shape: Shape, *, margin: float = 0.0
 
     Drafting must beat plain AR by ``margin`` (a share), so that a caller can keep to what it did before.
 
-    ``time`` is asked for rows per request. Prices come from all requests together; at these prices, W is found for each
-    history bucket, taking it that a request stays in its bucket.
+    ``time`` is asked for rows per request. ``prices`` come from all requests together, ``buckets`` are those of each
+    history bucket at the rate that its requests reach alone, taking it that a request stays in its bucket: a request
+    has its whole text to write, so that a token of it is worth the time that its own kind pays for one.
     """
-    pooled = replace(samples, bucket=samples.bucket * 0, known_bucket=samples.known_bucket * 0, buckets=1)
-    plain = _plain(time, pooled)
-    tried = [_settle(time, pooled, shape, plain, start) for start in STARTS]
-    best, costs = max(tried, key=lambda found: found[0].prices.rate)
-    if costs is None or best.prices.rate < plain.prices.rate * (1 + margin):
-        spread = np.zeros((samples.buckets, 1)) + plain.prices.ready
-        return replace(plain, prices=replace(plain.prices, ready=spread, ready_known=spread))
-    ready, known = (np.repeat(w, samples.buckets, 0) for w in (best.prices.ready, best.prices.ready_known))
-    for _ in range(BUCKET_ROUNDS):
-        prices = replace(best.prices, ready=ready, ready_known=known)
-        ready, known = _worth(samples, prices, shape, costs)
-    return replace(best, prices=replace(best.prices, ready=ready, ready_known=known))
+    pooled, start = _best(time, samples.pooled(), shape, STARTS, margin)
+    each = [_best(time, samples.only(b), shape, (start,), margin)[0] for b in range(samples.buckets)]
+    drafts = any(point.drafts for point in (pooled, *each))
+    return replace(pooled, drafts=drafts, buckets=tuple(point.prices for point in each))
+
+
+def _best(
+    time: StepTime, samples: Samples, shape: Shape, starts: Sequence[Rows], margin: float
+) -> tuple[Operating, Rows]:
+    """The best point of ``samples``, taken as one bucket, and the start it was found from."""
+    plain = _plain(time, samples)
+    tried = [(_settle(time, samples, shape, plain, start), start) for start in starts]
+    best, start = max(tried, key=lambda found: found[0].prices.rate)
+    pays = best.drafts and best.prices.rate >= plain.prices.rate * (1 + margin)
+    return best if pays else plain, start
 
 
 def _plain(time: StepTime, samples: Samples) -> Operating:
@@ -210,22 +228,19 @@ def _plain(time: StepTime, samples: Samples) -> Operating:
     return Operating(Prices(rate, alone, np.inf, alone, nothing, nothing), False, 1.0, 1.0, 0.0, spent)
 
 
-def _settle(
-    time: StepTime, samples: Samples, shape: Shape, plain: Operating, start: Rows
-) -> tuple[Operating, _Costs | None]:
-    """Policy iteration from mean rows of a drafting step: the best point on the way, and the costs it was planned
-    at."""
+def _settle(time: StepTime, samples: Samples, shape: Shape, plain: Operating, start: Rows) -> Operating:
+    """Policy iteration from mean rows of a drafting step: the best point on the way."""
     (causal, draft), alone, rate = start, start[0], plain.prices.rate
     ready, known = plain.prices.ready, plain.prices.ready_known
-    best: tuple[Operating, _Costs | None] = (plain, None)
+    best = plain
     for _ in range(ROUNDS):
         costs = _Costs.at(time, rate, causal, draft, alone)
         for _ in range(WORTH_ROUNDS):
             ready, known = _worth(samples, costs.prices(rate, ready, known), shape, costs)
         point, causal, draft, alone = _stationary(time, samples, shape, costs.prices(rate, ready, known), costs)
         gained = point.prices.rate / rate - 1
-        if point.prices.rate > best[0].prices.rate:
-            best = point, costs
+        if point.prices.rate > best.prices.rate:
+            best = point
         if point.draft_rows == 0 or abs(gained) < SETTLED:
             break
         rate = point.prices.rate

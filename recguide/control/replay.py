@@ -165,13 +165,14 @@ class _Pricer:
             for plan, r in zip(policy.plan(requests), requests, strict=True)
         ]
         context = sum(len(r.tokens) for r in requests) / len(requests)
-        prices = self._points.at(len(requests), context).prices
+        point = self._points.at(len(requests), context)
+        prices = point.prices
         seen = self._forecast(requests)
         plans = [row.plan for row in logged]
         share, other_share = (self._share(each, context) for each in (plans, others))
         row_price, seat = self._row_price(len(requests), context), self._share([AR] * len(requests), context)
         for i, (row, other) in enumerate(zip(logged, others, strict=True)):
-            conditional, ready = seen[i].conditional, prices.ready[seen[i].bucket]
+            conditional, ready = seen[i].conditional, point.buckets[seen[i].bucket].ready[0]
             earned, _ = _worth(row.plan, row, conditional, ready)
             other_earned, known = _worth(other, row, conditional, ready)
             yield Decision(

@@ -2,6 +2,7 @@
 
 Rows of one branch are drafted side by side. The chain then goes along them: each row's candidates are scored again
 with the two tokens before it, as drawn so far, and drawn with the row's own noise. Verifier rows are never touched.
+When a draft is rejected, the chain may go along the rows behind once more, with the token that the verifier chose.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from recguide.engine.drawing import Drawn, Work
+from recguide.engine.drawing import Drawn, Work, draft_row
 from recguide.engine.plan import Branch
+from recguide.engine.request import Draft, Request
 from recguide.engine.sampling import Row, draw
-from recguide.models.chain import Chain
+from recguide.kernels.signals import signals
+from recguide.models.chain import Chain, Chained
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,40 +84,103 @@ def choose_along(
     """Score the rows of ``runs`` again in ``logits`` [piece, vocab], in place; all but the candidates become -inf.
 
     ``hidden`` [piece, hidden] and ``rows`` are of the same piece, which begins at logits row ``first``; ``drawn``
-    holds the rows before the piece, and every run lies inside it.
+    holds the rows before the piece, and every run lies inside it. It keeps what each run was chosen from.
     """
     mine = [run for run in runs if first <= run.first < first + len(rows)]
     if not mine:
         return
     places = [run.first - first + i for run in mine for i in range(run.count)]
-    starts = list(accumulate((run.count for run in mine), initial=0))
     flat = torch.tensor(places, device=logits.device)
-    base, ids = chain.candidates(logits[flat])
-    states = hidden[flat]
-    before = [
-        [token, run.two_before] for run, token in zip(mine, _befores(mine, logits, rows, first, drawn), strict=True)
-    ]
+    chained = chain.candidates(logits[flat], hidden[flat])
+    befores = zip(mine, _befores(mine, logits, rows, first, drawn), strict=True)
+    line = Line([run.count for run in mine], [[token, run.two_before] for run, token in befores])
+    scores = _follow(chain, chained, line, [rows[place] for place in places], logits.dtype)
     logits[flat] = float("-inf")
-    longest = max(run.count for run in mine)
+    logits[flat[:, None], chained.ids] = scores
+    for run, part in zip(mine, line.parts, strict=True):
+        drawn.chained[run.first + run.count] = chained.part(part)
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A request, and what the places behind its new seed were chosen from when its last draft was made."""
+
+    request: Request
+    chained: Chained
+
+
+def left_of(request: Request, held: Draft, accepted: int) -> Left | None:
+    """What is left of a draft once ``accepted`` of its tokens and the verifier's own one behind them are committed."""
+    count = len(held.tokens) - accepted - 1
+    if held.chained is None or count < 1:
+        return None
+    behind = len(held.chained.ids) - count
+    return Left(request, held.chained.part(slice(behind, None)))
+
+
+def choose_tails(chain: Chain, left: Sequence[Left], most: int, dtype: torch.dtype, *, entropy: bool) -> None:
+    """Give the requests new drafts of at most ``most`` tokens, which cost no forward: masks that were drafted for these
+    places, chosen again behind the tokens that the verifier put there. ``dtype`` is that of logits."""
+    parts = [part.chained.part(slice(most)) for part in left]
+    chained = Chained(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    line = Line([len(part.ids) for part in parts], [part.request.tokens[-1:-3:-1] for part in left])
+    rows = [
+        draft_row(part.request, len(part.request.tokens) + i)
+        for part, count in zip(left, line.counts, strict=True)
+        for i in range(count)
+    ]
+    scores = _follow(chain, chained, line, rows, dtype)
+    tokens, made = _chosen(scores, chained.ids, rows, chain.vocab), signals(scores, entropy=entropy)
+    best = chained.ids.gather(1, made.ids).tolist()
+    second = [next(t for t in pair if t != token) for pair, token in zip(best, tokens, strict=True)]
+    top1, margin = made.probabilities[:, 0].tolist(), made.margin.tolist()
+    spread = made.entropy.tolist() if entropy else []
+    for part, at in zip(left, line.parts, strict=True):
+        columns = tokens[at], "tail", top1[at], margin[at], second[at], spread[at]
+        part.request.draft = Draft(*columns, chained.part(at))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Rows of several drafts, one draft behind the other: their ``counts``, and the two tokens in front of each, the
+    nearer one first."""
+
+    counts: list[int]
+    befores: list[list[int]]
+
+    @property
+    def starts(self) -> list[int]:
+        return list(accumulate(self.counts, initial=0))
+
+    @property
+    def parts(self) -> list[slice]:
+        return [slice(a, b) for a, b in pairwise(self.starts)]
+
+
+def _follow(chain: Chain, chained: Chained, line: Line, rows: Sequence[Row], dtype: torch.dtype) -> Tensor:
+    """Logits [rows, candidates] of all rows, a level of every draft at a time: each knows the tokens chosen before."""
+    scores = torch.empty(chained.ids.shape, dtype=dtype, device=chained.ids.device)
+    before, starts, longest = list(line.befores), line.starts, max(line.counts)
     for level in range(longest):
-        live = [i for i, run in enumerate(mine) if run.count > level]
+        live = [i for i, count in enumerate(line.counts) if count > level]
         numbers = [starts[i] + level for i in live]
-        at = torch.tensor(numbers, device=logits.device)
-        seen = torch.tensor([before[i] for i in live], device=logits.device)
-        scores = chain.scores(base[at], ids[at], states[at], seen).to(logits.dtype)
-        logits[flat[at][:, None], ids[at]] = scores
+        at = torch.tensor(numbers, device=scores.device)
+        here = chained.part(at)
+        made = chain.scores(here, torch.tensor([before[i] for i in live], device=scores.device)).to(dtype)
+        scores[at] = made
         if level + 1 < longest:
-            tokens = _chosen(scores, ids[at], logits, [places[n] for n in numbers], rows)
+            tokens = _chosen(made, here.ids, [rows[n] for n in numbers], chain.vocab)
             for i, token in zip(live, tokens, strict=True):
                 before[i] = [token, before[i][0]]
+    return scores
 
 
-def _chosen(scores: Tensor, ids: Tensor, logits: Tensor, places: list[int], rows: Sequence[Row]) -> list[int]:
+def _chosen(scores: Tensor, ids: Tensor, rows: Sequence[Row], vocab: int) -> list[int]:
     """The draws of rows whose candidates [rows, candidates] have their scores."""
-    drawn_for = [rows[place] for place in places]
-    if all(row.params.greedy and row.forced is None for row in drawn_for):
+    if all(row.params.greedy and row.forced is None for row in rows):
         return ids.gather(1, scores.argmax(-1, keepdim=True))[:, 0].tolist()  # no need to look at the whole vocabulary
-    return draw(logits[places], drawn_for).tokens
+    logits = scores.new_full((len(rows), vocab), float("-inf")).scatter_(1, ids, scores)
+    return draw(logits, rows).tokens
 
 
 def _befores(runs: Sequence[Run], logits: Tensor, rows: Sequence[Row], first: int, drawn: Drawn) -> list[int]:

@@ -14,6 +14,7 @@ from recguide.engine.plan import Branch, RequestPlan
 from recguide.engine.request import Draft, Request
 from recguide.engine.sampling import Row, draw
 from recguide.kernels.signals import signals
+from recguide.models.chain import Chained
 
 
 @dataclass(slots=True)
@@ -29,7 +30,7 @@ class Work:
 class Drawn:
     """Per logits row: token, finiteness, log probabilities; and of draft rows the two best tokens and probabilities
     (trunk rows only keep their places there), if the policy wants signals. ``verifier_entropy`` is of the trunk rows,
-    which come first, or empty."""
+    which come first, or empty. ``chained``: what the chain chose neighbouring draft rows from, by the row behind."""
 
     tokens: list[int] = field(default_factory=list)
     finite: list[bool] = field(default_factory=list)
@@ -40,6 +41,7 @@ class Drawn:
     best_ids: list[list[int]] = field(default_factory=list)
     entropy: list[float] = field(default_factory=list)
     verifier_entropy: list[float] = field(default_factory=list)
+    chained: dict[int, Chained] = field(default_factory=dict)
 
     def add(self, logits: Tensor, rows: Sequence[Row], first_draft: int | None, *, entropy: bool = False) -> None:
         """Draw for the next rows. ``first_draft`` is the row among these from which on signals are wanted, or None."""
@@ -95,11 +97,14 @@ def _trunk_rows(item: Work) -> list[Row]:
 
 
 def _branch_rows(request: Request, branch: Branch) -> list[Row]:
-    """Rows draw for the positions they predict, with the same noise the verifier will use there."""
     first = len(request.tokens) - 1 + branch.parent + branch.shift
+    return [draft_row(request, first + i) for i, wanted in enumerate(branch.scored) if wanted]
+
+
+def draft_row(request: Request, position: int) -> Row:
+    """A draft row draws for the position it predicts, with the same noise the verifier will use there."""
     context = () if request.params.repetition_penalty == 1 else request.tokens
-    places = [first + i for i, wanted in enumerate(branch.scored) if wanted]
-    return [Row(request.params, place, context, _forced(request, place), request.eos_ids) for place in places]
+    return Row(request.params, position, context, _forced(request, position), request.eos_ids)
 
 
 def _forced(request: Request, position: int, drafts: Sequence[int] = ()) -> int | None:
@@ -127,12 +132,13 @@ def draft_of(branch: Branch, part: slice, drawn: Drawn, kind: str) -> Draft:
     rows = range(part.start + branch.guesses, part.stop)
     good = list(takewhile(lambda i: drawn.finite[i], rows))
     tokens = [drawn.tokens[i] for i in good]
+    chained = drawn.chained.get(part.stop) if len(good) == len(rows) else None
     if not drawn.best_ids:
-        return Draft(tokens, kind)
+        return Draft(tokens, kind, chained=chained)
     second = [next(t for t in drawn.best_ids[i] if t != drawn.tokens[i]) for i in good]
     margin = [drawn.top1[i] - drawn.top2[i] for i in good]
     entropy = [drawn.entropy[i] for i in good] if drawn.entropy else []
-    return Draft(tokens, kind, [drawn.top1[i] for i in good], margin, second, entropy)
+    return Draft(tokens, kind, [drawn.top1[i] for i in good], margin, second, entropy, chained)
 
 
 def reveal(branch: Branch, part: slice, drawn: Drawn) -> list[int | None]:

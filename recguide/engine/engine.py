@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recguide.engine.accept import accepted_length
 from recguide.engine.cache import KVCache, StepAttention
-from recguide.engine.chaining import choose_along, pieces, runs_of
+from recguide.engine.chaining import Left, choose_along, choose_tails, left_of, pieces, runs_of
 from recguide.engine.clock import Clock, WallClock
 from recguide.engine.drawing import Drawn, Work, draft_of, next_draft, reveal, rows_to_draw
 from recguide.engine.layout import Layout, Segment, build_layout
@@ -247,10 +247,14 @@ class Engine:
             self.clock.computed(len(work), layout.first_draft_row, layout.rows - layout.first_draft_row, _context(work))
             clock.mark("forward")
             drawn = self._draw(work, layout, hidden, policy, clock)
-            for index, item in enumerate(work):
+            left = [
                 self._settle(item, layout.trunk_logits[index], layout.branch_logits[index], drawn)
+                for index, item in enumerate(work)
+            ]
             self.running = [r for r in self.running if not r.finished]
             clock.mark("accept")
+            self._draft_tails(left, policy.tail)
+            clock.mark("chain")
             self._record(work, layout, clock)
             self._tell(policy)
             return self.take_deltas()
@@ -330,13 +334,13 @@ class Engine:
             clock.mark("sampling")
         return drawn
 
-    def _settle(self, item: Work, trunk: slice, branches: list[slice], drawn: Drawn) -> None:
-        """Accept, commit and keep the draft for the next step."""
+    def _settle(self, item: Work, trunk: slice, branches: list[slice], drawn: Drawn) -> Left | None:
+        """Accept, commit and keep the draft for the next step; what the verifier left of one that was rejected."""
         request, segment, plan = item.request, item.segment, item.plan
         if plan is None:
             request.stats.prefill_forwards += 1
             self._cache.commit(segment.slot, len(segment.trunk))
-            return
+            return None
         request.stats.forwards += 1
         request.stats.rows += plan.rows
         if not all(drawn.finite[trunk]):
@@ -348,7 +352,8 @@ class Engine:
             self._keep_draft(request, plan.branches[0], branches[0], drawn)
             self._note(item, len(request.tokens), request.stats.num_spec_steps, held, [], 0, None)
         else:
-            self._verify(item, trunk, branches, drawn)
+            return self._verify(item, trunk, branches, drawn)
+        return None
 
     @staticmethod
     def _keep_draft(request: Request, branch: Branch, part: slice, drawn: Drawn) -> None:
@@ -362,7 +367,7 @@ class Engine:
         if None not in request.known or stuck:
             request.draft = Draft(list(takewhile(lambda token: token is not None, request.known)))
 
-    def _verify(self, item: Work, trunk: slice, branches: list[slice], drawn: Drawn) -> None:
+    def _verify(self, item: Work, trunk: slice, branches: list[slice], drawn: Drawn) -> Left | None:
         request, plan = item.request, item.plan
         emitted = drawn.tokens[trunk]
         drafted = request.draft.tokens[: plan.verify] if request.draft else []
@@ -376,10 +381,20 @@ class Engine:
         request.known = []
         self._commit(item, kept, trunk, drawn)
         self._note(item, position, rounds, held, emitted[: accepted + 1], len(kept), reused)
+        left = left_of(request, held, accepted) if held and not (request.draft or reason) else None
+        if held:
+            held.chained = None  # whoever watches may keep the draft for long
         if reason:
             self._finish(request, reason, kept)
         else:
             self._pending_deltas.append(Delta(request, kept, None))
+        return left
+
+    def _draft_tails(self, left: list[Left | None], most: int) -> None:
+        """New drafts, of at most so many tokens, from what is left of rejected ones."""
+        some = [part for part in left if part is not None]
+        if some and most and self.adapter_enabled:
+            choose_tails(self._adapter.chain, some, most, self.model.backbone.dtype, entropy=self.observer is not None)
 
     def _note(self, item: Work, position, rounds, held, emitted, kept, reused) -> None:
         """Keep what came of a plan, for the observer and a policy that learns."""

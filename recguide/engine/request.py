@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from recguide.engine.sampling import SamplingParams
 from recguide.engine.stats import RequestStats
@@ -11,13 +12,17 @@ from recguide.engine.text import StopMatcher
 from recguide.errors import RecGuideError
 from recguide.models.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from recguide.models.chain import Chained
+
 
 @dataclass(slots=True)
 class Draft:
     """Draft tokens behind the seed, and what the draft logits said of them (lists of equal length, or empty).
 
-    ``kind`` is the branch they came from: draft, correction, open or continuation. A draft without tokens says that
-    drafting was tried and nothing usable came of it: verifying it is a plain AR step.
+    ``kind`` is the branch they came from: draft, correction, open or continuation; or tail, where they are what a
+    rejection left of such a draft, chosen anew. A draft without tokens says that drafting was tried and nothing usable
+    came of it: verifying it is a plain AR step. ``chained`` is what the adapter's chain chose the last tokens from.
     """
 
     tokens: list[int]
@@ -26,11 +31,7 @@ class Draft:
     margin: list[float] = field(default_factory=list)
     second: list[int] = field(default_factory=list)
     entropy: list[float] = field(default_factory=list)
-
-    def tail(self, start: int) -> Draft:
-        """The same draft without its first ``start`` tokens."""
-        cut = slice(start, None)
-        return Draft(self.tokens[cut], self.kind, self.top1[cut], self.margin[cut], self.second[cut], self.entropy[cut])
+    chained: Chained | None = None
 
 
 @dataclass(eq=False)

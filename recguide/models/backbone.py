@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from recguide.models.adapter import FusedAdapter
 from recguide.models.config import ModelConfig
 from recguide.models.linear import Linear
+from recguide.models.norm import RMSNorm
 from recguide.models.rope import inverse_frequencies, query_scales, rotary_table, rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -25,7 +26,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 class Layer:
     """Weights of one decoder layer; q/k/v and gate/up are fused."""
 
-    def __init__(self, weights: Mapping[str, Tensor], prefix: str, pack: bool):
+    def __init__(self, weights: Mapping[str, Tensor], prefix: str, pack: bool, eps: float):
         def fuse(*names: str) -> Linear:
             return Linear(torch.cat([weights[f"{prefix}{n}.weight"] for n in names]), pack)
 
@@ -34,8 +35,8 @@ class Layer:
         self.gate_up = fuse("mlp.gate_proj", "mlp.up_proj")
         self.down = fuse("mlp.down_proj")
         self.maps = {"qkv": self.qkv, "o": self.o, "gate_up": self.gate_up, "down": self.down}
-        self.input_norm = weights[prefix + "input_layernorm.weight"]
-        self.post_norm = weights[prefix + "post_attention_layernorm.weight"]
+        self.input_norm = RMSNorm(weights[prefix + "input_layernorm.weight"], eps)
+        self.post_norm = RMSNorm(weights[prefix + "post_attention_layernorm.weight"], eps)
 
 
 class Backbone:
@@ -51,8 +52,8 @@ class Backbone:
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
         # The largest map first: while it is converted and packed, the others take no memory yet.
         self.head = Linear(self.embedding if config.tie_embeddings else weights["lm_head.weight"], pack)
-        self.layers = [Layer(weights, f"model.layers.{i}.", pack) for i in range(config.num_layers)]
-        self.norm = weights["model.norm.weight"]
+        self.layers = [Layer(weights, f"model.layers.{i}.", pack, config.rms_eps) for i in range(config.num_layers)]
+        self.norm = RMSNorm(weights["model.norm.weight"], config.rms_eps)
         self.frequencies = inverse_frequencies(config).to(self.device)
 
     def embed(self, tokens: Tensor, mask_rows: Tensor | None, mask_embedding: Tensor | None) -> Tensor:
@@ -84,7 +85,7 @@ class Backbone:
         split = None if adapter is None or first_draft_row == len(tokens) else first_draft_row
         for index, layer in enumerate(self.layers):
             hidden = self._layer(index, layer, hidden, rotary, scales, attend, split, adapter)
-        return self._norm(hidden, self.norm)
+        return self.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocab] of the rows given; a real mask token's column is -inf, so it is never chosen."""
@@ -93,19 +94,16 @@ class Backbone:
             logits[:, self.config.mask_id] = float("-inf")
         return logits
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.config.rms_eps)
-
     def _layer(self, index, layer: Layer, hidden, rotary, scales, attend: Attend, split, adapter) -> Tensor:
         c = self.config
         rows = len(hidden)
-        mixed = project(layer.qkv, self._norm(hidden, layer.input_norm), index, "qkv", split, adapter)
+        mixed = project(layer.qkv, layer.input_norm(hidden), index, "qkv", split, adapter)
         heads = mixed.view(rows, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
         qk, v = heads.split((c.num_heads + c.num_kv_heads, c.num_kv_heads), 1)
         q, k = rotate(qk, *rotary).split((c.num_heads, c.num_kv_heads), 1)
         attended = attend(index, q if scales is None else q * scales, k, v)
         hidden = hidden + project(layer.o, attended, index, "o", split, adapter)
-        gate_up = project(layer.gate_up, self._norm(hidden, layer.post_norm), index, "gate_up", split, adapter)
+        gate_up = project(layer.gate_up, layer.post_norm(hidden), index, "gate_up", split, adapter)
         gate, up = gate_up.chunk(2, -1)
         return hidden + project(layer.down, F.silu(gate) * up, index, "down", split, adapter)
 

@@ -8,6 +8,8 @@ Sequential heads over shared features are the idea of Hydra (Ankner et al. 2024)
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -38,6 +40,18 @@ class ChainFactors(nn.Module):
         self.up[:, known.rank :] = 0
 
 
+class Chained(NamedTuple):
+    """What draft rows choose their tokens from: the candidates' logits [rows, candidates] before the chain, their ids,
+    and the rows' hidden states [rows, hidden]."""
+
+    base: Tensor
+    ids: Tensor
+    states: Tensor
+
+    def part(self, rows: slice | Tensor) -> Chained:
+        return Chained(*(column[rows] for column in self))
+
+
 class Chain:
     """The factors in the dtype they run in, and the head's weight [vocab, hidden] for the scores of candidates."""
 
@@ -46,17 +60,21 @@ class Chain:
         self.down = Linear(factors.down.to(head), pack)
         self.up = Linear(factors.up.to(head), pack)
 
+    @property
+    def vocab(self) -> int:
+        return len(self.head)
+
     def move(self, hidden: Tensor, before: Tensor) -> Tensor:
         """What to add to ``hidden`` [rows, hidden]. ``before`` int64 [rows, 2]: the last token before each, and the one
         in front of that."""
         seen = torch.cat((hidden[:, None], F.embedding(before, self.embedding)), 1)
         return self.up(F.silu(self.down(F.rms_norm(seen, seen.shape[-1:]).flatten(1))))
 
-    def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [rows, candidates] and ids of the best tokens of each row, which the chain chooses among."""
-        return best(logits, min(CANDIDATES, logits.shape[1]))
+    def candidates(self, logits: Tensor, hidden: Tensor) -> Chained:
+        """The best tokens of rows with these logits [rows, vocab] and hidden states, for the chain to choose among."""
+        return Chained(*best(logits, min(CANDIDATES, logits.shape[1])), hidden)
 
-    def scores(self, logits: Tensor, ids: Tensor, hidden: Tensor, before: Tensor) -> Tensor:
+    def scores(self, chained: Chained, before: Tensor) -> Tensor:
         """The candidates' logits [rows, candidates] once the tokens before them are known; float32."""
-        moved = self.move(hidden, before)
-        return logits + torch.bmm(F.embedding(ids, self.head), moved[:, :, None])[:, :, 0]
+        moved = self.move(chained.states, before)
+        return chained.base + torch.bmm(F.embedding(chained.ids, self.head), moved[:, :, None])[:, :, 0]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from recguide.engine.plan import RequestPlan
 from recguide.engine.request import Request
-from recguide.policies.base import BLOCK, Policy, continuation
+from recguide.policies.base import BLOCK, TAIL, Policy, continuation
 
 
 class ArRow(Policy):
     name = "ar-row"
     summary = "draft behind an autoregressive row: the draft forward commits a token too"
-    knobs = (BLOCK,)
+    knobs = (BLOCK, TAIL)
 
     def plan_request(self, request: Request) -> RequestPlan:
         if request.draft:

@@ -51,6 +51,9 @@ class Knob:
 BLOCK = Knob(
     name="block", default=8, low=1, high=64, unit="tokens", help="tokens per block, seed included (1: plain AR)"
 )
+TAIL = Knob(
+    name="tail", default=0, low=0, high=16, unit="tokens", help="drafts to keep of what a rejection leaves (0: none)"
+)
 
 
 class Policy:
@@ -58,7 +61,9 @@ class Policy:
 
     ``needs_signals``: drafts come with their probabilities and margins. ``needs_verifier_entropy``: requests keep the
     verifier's entropy of every token committed. ``reads_step_times``: it plans with the cost table of the device.
-    ``learns``: it is told what came of its plans. ``fallbacks`` says in words what the policy has to do without (R8).
+    ``learns``: it is told what came of its plans. ``tail``: so many draft tokens may be chosen again, without a
+    forward, from what a rejection leaves of a draft, where the adapter has a chain. ``fallbacks`` says in words what
+    the policy has to do without (R8).
     """
 
     name: ClassVar[str]
@@ -68,6 +73,7 @@ class Policy:
     needs_verifier_entropy: ClassVar[bool] = False
     reads_step_times: ClassVar[bool] = False
     learns: ClassVar[bool] = False
+    tail: int = 0
     fallbacks: tuple[str, ...] = ()
 
     def __init__(self, **values: Any):

@@ -20,6 +20,7 @@ class Explore(Policy):
     summary = "random blocks, trims and branches with logged probabilities, to learn from"
     knobs = (LARGEST,)
     needs_signals = True
+    tail = 3
 
     def plan_request(self, request: Request) -> RequestPlan:
         draw = random.Random(f"{request.params.seed}/{len(request.tokens)}")

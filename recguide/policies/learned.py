@@ -17,7 +17,7 @@ import numpy as np
 
 from recguide.control.choose import Choice, choose
 from recguide.control.controller import Controller, load_controller
-from recguide.control.features import KINDS, OPENED
+from recguide.control.features import GROUP, KINDS
 from recguide.control.forecast import Forecaster, Seen
 from recguide.control.modes import Modes
 from recguide.control.monitor import Monitor
@@ -74,6 +74,7 @@ FREEDOMS: dict[str, dict[str, Any]] = {
     "trim": {"overlap": False, "block": ABLATION_BLOCK},
 }
 
+TAIL = 2  # drafts to keep of what a rejection leaves
 PROBE_EVERY = 32  # steps between drafts while drifted, to see whether drafting works again
 PROBE_DRAFTS = 3
 FLOOR_WEIGHT = 4.0  # what a token of a request below its floor counts at most
@@ -99,6 +100,7 @@ class RecGuide(Policy):
         self.monitor = Monitor(self.controller.usual)
         self._forecast = Forecaster(self.controller, self.monitor)
         freedom = FREEDOMS[self.use]
+        self.tail = 0 if freedom else TAIL
         self._points = OperatingPoints(
             self.controller, self._time, self.monitor, price=self.price, hopeful=bool(self.online), **freedom
         )
@@ -158,7 +160,7 @@ class RecGuide(Policy):
             ]
             causal, branching = sum(c.verify for c in chosen) + len(chosen), sum(c.draft_rows for c in chosen)
             spent = self._points.milliseconds(len(chosen), causal, branching, context)
-            worth = sum(c.value for c in chosen) - point.prices.rate * spent
+            worth = sum(c.value / tariffs[s.bucket].rate for c, s in zip(chosen, seen, strict=True)) - spent
             if best is None or worth > best[0]:
                 best = worth, chosen, spent
         _, chosen, spent = best
@@ -237,10 +239,10 @@ class RecGuide(Policy):
         if not given or outcome.held is None:
             return
         outlook = outcome.plan.outlook
-        known = KINDS.index(outcome.held.kind) < OPENED
+        group = int(GROUP[KINDS.index(outcome.held.kind)])
         predicted = list(outlook.conditional[:given]) if outlook is not None else []
-        usual = self.controller.usual[int(known)].tolist()
-        self.monitor.learn(known, predicted or usual[:given], len(outcome.emitted) - 1, given, adapt=bool(self.online))
+        usual = self.controller.usual[group].tolist()
+        self.monitor.learn(group, predicted or usual[:given], len(outcome.emitted) - 1, given, adapt=bool(self.online))
 
     # -- for people --------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ def test_every_draft_feature_by_its_definition(pairs, kind):
     rows = one(top1, margin, kind)
     assert rows.dtype == np.float32 and rows.shape == (len(pairs), len(MISMATCH))
     odds = [math.log(p / (1 - p)) for p in top1]
-    opened = kind in ("open", "continuation")
+    opened = kind in ("open", "continuation", "tail")
     for j in range(len(pairs)):
         expected = {
             "position": j + 1,

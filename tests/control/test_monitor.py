@@ -4,21 +4,23 @@ import numpy as np
 import pytest
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
+from recguide.control.features import GROUPS
 from recguide.control.monitor import Monitor, auc
 
-USUAL = np.full((2, 8), 0.5)
+OPEN = GROUPS.index("open")
+USUAL = np.full((len(GROUPS), 8), 0.5)
 
 
-def play(monitor, rounds, chance, given=4, predicted=0.5, seed=0, known=False, adapt=True):
+def play(monitor, rounds, chance, given=4, predicted=0.5, seed=0, adapt=True):
     """Verifications of drafts that are right with ``chance`` each; returns the round of the alarm, if any."""
     chooser = np.random.default_rng(seed)
     alarm = None
     for number in range(1, rounds + 1):
         right = chooser.random(given) < chance
         accepted = int(right.argmin()) if not right.all() else given
-        offset = monitor.offset(np.array([known]), given)[0]
+        offset = monitor.offset(np.array([OPEN]), given)[0]
         odds = np.log(predicted / (1 - predicted)) + offset
-        monitor.learn(known, (1 / (1 + np.exp(-odds))).tolist(), accepted, given, adapt=adapt)
+        monitor.learn(OPEN, (1 / (1 + np.exp(-odds))).tolist(), accepted, given, adapt=adapt)
         if monitor.drift and alarm is None:
             alarm = number
     return alarm
@@ -45,9 +47,9 @@ def test_the_alarm_ends_when_drafts_are_accepted_again():
 def test_offsets_make_a_wrong_forecast_right():
     monitor = Monitor(USUAL)
     play(monitor, 1500, 0.7, predicted=0.4)
-    corrected = np.log(0.4 / 0.6) + monitor.offsets[0, 0]
+    corrected = np.log(0.4 / 0.6) + monitor.offsets[OPEN, 0]
     assert 1 / (1 + np.exp(-corrected)) == pytest.approx(0.7, abs=0.06)
-    assert not monitor.offsets[1].any()  # drafts behind known tokens were never seen
+    assert not monitor.offsets[1:].any()  # drafts of other kinds were never seen
 
 
 def test_without_adapting_nothing_moves_but_all_is_watched():
@@ -58,9 +60,9 @@ def test_without_adapting_nothing_moves_but_all_is_watched():
 
 def test_only_reached_positions_count():
     monitor = Monitor(USUAL)
-    monitor.learn(False, [0.9, 0.8, 0.7, 0.6], 1, 4)
+    monitor.learn(OPEN, [0.9, 0.8, 0.7, 0.6], 1, 4)
     assert monitor.observed == 2  # one accepted, one rejected, two never seen
-    monitor.learn(False, [0.9, 0.8, 0.7, 0.6], 4, 4)
+    monitor.learn(OPEN, [0.9, 0.8, 0.7, 0.6], 4, 4)
     assert monitor.observed == 6
 
 
@@ -71,7 +73,7 @@ def test_quality_is_what_scikit_learn_says():
         p = round(chooser.random(), 1)
         right = bool(chooser.random() < p)
         pairs.append((p, right))
-        monitor.learn(False, [p], int(right), 1, adapt=False)
+        monitor.learn(OPEN, [p], int(right), 1, adapt=False)
     predicted, outcome = map(np.array, zip(*pairs, strict=True))
     quality = monitor.quality()
     assert quality["auc"] == pytest.approx(roc_auc_score(outcome, predicted))

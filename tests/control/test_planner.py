@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recguide.control.choose import Tariff, choose
-from recguide.control.planner import Operating, Options, Prices, Shape, solve
+from recguide.control.planner import Operating, Options, Prices, Samples, Shape, solve
 from tests.controllers import samples
 
 shares = st.floats(0, 1)
@@ -84,7 +84,7 @@ def test_plain_numbers_choose_as_arrays_do(conditional, second, causal, draft, r
     survival[:held] = np.cumprod(conditional)
     args = (survival[None], np.array([second]), np.zeros(1, int), p, shape)
     many = Options(*args, drafting=drafting, weight=np.array([weight])).best(np.array([held]))
-    tariff = Tariff.of(p, shape, 0)
+    tariff = Tariff.of(p, shape)
     one = choose(survival[:held].tolist(), second, tariff, drafting=drafting, weight=weight)
     assert one.net == pytest.approx(many.net[0], abs=1e-9)
     assert (
@@ -166,15 +166,30 @@ def test_free_rows_are_all_taken_and_dear_ones_never():
 
 def test_a_margin_keeps_to_plain_decoding():
     some, time = samples(1, 128), device(1)
-    gain = solve(time, some, Shape()).prices.rate * time(1, 0)
+    gain = max(prices.rate for prices in solve(time, some, Shape()).buckets) * time(1, 0)
     assert gain > 1.02
     assert solve(time, some, Shape(), margin=gain - 1 - 0.01).drafts
     assert not solve(time, some, Shape(), margin=gain - 1 + 0.01).drafts
 
 
+def test_a_request_that_guesses_badly_drafts_at_its_own_price():
+    """At the price of all together drafting would never pay for it, and its tokens would come one by one."""
+    some, time = samples(1, 128), device(1)
+    worse = some.only(0)
+    order = np.argsort(worse.open.sum(1))
+    low = worse.open[order[: len(order) // 3]]
+    bucket = np.repeat([0, 1], [len(low), 128])
+    mixed = Samples(np.concatenate((low, some.open)), some.known, bucket, some.known_bucket * 0, some.second, 2)
+    point = solve(time, mixed, Shape())
+    rates = [prices.rate for prices in point.buckets]
+    assert 1 / time(1, 0) <= rates[0] < point.prices.rate < rates[1]
+    alone = solve(time, mixed.only(0), Shape())
+    assert rates[0] == pytest.approx(alone.prices.rate, rel=0.01)
+
+
 def test_a_draft_ready_is_worth_more_the_longer_it_is():
     point = solve(device(1), samples(1, 128), Shape())
-    for worth in (point.prices.ready, point.prices.ready_known):
+    for worth in (w for prices in point.buckets for w in (prices.ready, prices.ready_known)):
         assert (worth[:, 0] == 0).all() and (np.diff(worth, axis=1) >= -1e-9).all()
 
 

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from recguide.engine import engine as engine_module
 from recguide.engine.chaining import pieces
-from recguide.engine.sampling import SamplingParams
+from recguide.engine.drawing import draft_row
+from recguide.engine.sampling import SamplingParams, draw
 from recguide.errors import RecGuideError
 from recguide.models.adapter import load_adapter
 from tests.helpers import (
@@ -42,7 +43,10 @@ CONVENTIONS = {"masks only": (1, False), "blocks": (1, True), "unshifted": (0, T
 MODELS = {name: chained(shift=shift, adapt_tokens=tokens) for name, (shift, tokens) in CONVENTIONS.items()}
 
 
-SPECS = ("linear:8", "ar-row:8", "window:2:32", "quadratic:4", "overlap:8:1", "explore", "recguide", "budget")
+SPECS = (
+    "linear:8", "ar-row:8", "ar-row:8:2", "ar-row:6:16", "window:2:32", "quadratic:4", "overlap:8:1", "explore",
+    "recguide", "budget",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -95,6 +99,65 @@ def test_drafts_follow_the_formula_one_after_the_other(sampler):
 
 def engine_params(sampler):
     return SamplingParams(max_new_tokens=40, seed=5, **SAMPLERS[sampler])
+
+
+@pytest.mark.parametrize("sampler", ["greedy", "warm"])
+def test_a_tail_is_what_the_chain_makes_of_the_same_masks_behind_the_tokens_committed(sampler):
+    """Masks knew nothing of what was chosen before them: scored from scratch, the tail is the same."""
+    model = MODELS["masks only"]
+    engine = make_engine(model, "ar-row:8:3", max_concurrency=1)
+    request = engine.submit([1, 2, 3], engine_params(sampler))
+    chain, tails = model.fused_adapter.chain, 0
+    while not request.finished:
+        held = request.draft
+        chained = held and held.chained
+        engine.step()
+        if request.draft is None or request.draft.kind != "tail":
+            continue
+        tails += 1
+        given, accepted = request.accepted_history[-1]
+        assert given == len(held.tokens) and accepted < given and held.chained is None
+        part = chained.part(slice(len(chained.ids) - (given - accepted - 1), None))
+        expected = from_scratch(chain, part, request, len(request.draft.tokens))
+        assert request.draft.tokens == expected
+    assert tails > 3
+
+
+def from_scratch(chain, part, request, count):
+    """``count`` tokens, one at a time, over the whole vocabulary."""
+    tokens = list(request.tokens)
+    for i in range(count):
+        scores = chain.scores(part.part(slice(i, i + 1)), torch.tensor([[tokens[-1], tokens[-2]]]))
+        logits = torch.full((1, chain.vocab), float("-inf")).scatter_(1, part.ids[i : i + 1], scores)
+        tokens += draw(logits, [draft_row(request, len(tokens))]).tokens
+    return tokens[len(request.tokens) :]
+
+
+def test_tails_are_at_most_as_long_as_asked_for_and_never_without_a_chain():
+    def kinds(model, spec):
+        engine = make_engine(model, spec, max_concurrency=1)
+        request, seen = engine.submit([1, 2, 3], engine_params("greedy")), []
+        while not request.finished:
+            engine.step()
+            if request.draft is not None:
+                seen.append((request.draft.kind, len(request.draft.tokens)))
+        return seen
+
+    model, bare = MODELS["masks only"], chained()
+    bare.adapter.chain = None
+    lengths = [count for kind, count in kinds(model, "ar-row:8:2") if kind == "tail"]
+    assert lengths and max(lengths) == 2
+    assert not [kind for kind, _ in kinds(model, "ar-row:8") + kinds(bare, "ar-row:8:2") if kind == "tail"]
+
+
+def test_an_adapter_turned_off_in_mid_draft_leaves_no_tail():
+    engine = make_engine(MODELS["masks only"], "ar-row:8:2", max_concurrency=1)
+    request = engine.submit([1, 2, 3], engine_params("greedy"))
+    while request.draft is None:
+        engine.step()
+    engine.adapter_enabled = False
+    engine.step()
+    assert request.draft is None
 
 
 def test_the_chain_changes_drafts_and_the_first_draft_stays_the_verifiers_own():

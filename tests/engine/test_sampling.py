@@ -214,7 +214,7 @@ def test_t13_committed_tokens_are_distributed_as_the_softmax(spec):
     requests = engine.generate([[1, 2]] * 20, params)
     tokens = torch.tensor([t for r in requests for t in r.output])
     x = model.backbone.embedding[0]
-    logits = model.backbone.logits(model.backbone._norm(x[None], model.backbone.norm))[0]
+    logits = model.backbone.logits(model.backbone.norm(x[None]))[0]
     assert chi_square_holds(torch.bincount(tokens, minlength=13), logits.double().softmax(0) * len(tokens))
 
 

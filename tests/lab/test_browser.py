@@ -34,7 +34,7 @@ def drive(lab: Dashboard, *, start: int) -> None:
     lab.until(lambda: lab.newest("aggregate") != alone)
 
     lab.choose("policy", "ar")
-    lab.wait_state("policy ar ")
+    lab.wait_policy("ar ")
     lab.until(lambda: lab.newest("mix", 9)[0] > 90)  # plain steps verify no draft
 
     lab.press("Pause")
@@ -93,7 +93,7 @@ def controller(lab: Dashboard) -> None:
     lab.result("export: controller exported")
     lab.press("Load controller")
     lab.result("load: planning with")
-    lab.wait_state("policy recguide")
+    lab.wait_policy("recguide")
 
 
 def end(lab: Dashboard) -> None:
@@ -182,7 +182,7 @@ def after_a_restart(lab: Dashboard, notebook: Notebook) -> None:
 def settle(lab: Dashboard) -> None:
     """Something of everything in the panels."""
     lab.choose("policy", "overlap")
-    lab.wait_state("policy overlap")
+    lab.wait_policy("overlap")
     lab.page.wait_for_timeout(4000)
 
 

@@ -10,6 +10,7 @@ from recguide.predictors.fit import PLACES, FitSettings, train_controller
 from recguide.predictors.models import CalibratedChoice, Rows
 
 from recguide.control.controller import load_controller
+from recguide.control.features import GROUPS
 from recguide.engine.engine import Engine
 from recguide.engine.sampling import SamplingParams
 from recguide.errors import RecGuideError
@@ -40,7 +41,7 @@ def test_what_the_controller_holds(trained):
     assert samples.open.shape[1] == PLACES == controller.places
     assert ((samples.open >= 0) & (samples.open <= 1)).all() and (np.diff(samples.open, axis=1) <= 1e-12).all()
     assert set(samples.bucket.tolist()) <= {0, 1, 2} and controller.draft_shift == 1 and controller.open_chance == 1
-    assert controller.usual.shape == (2, PLACES)
+    assert controller.usual.shape == (len(GROUPS), PLACES)
     assert controller.about["report"]["models"]["mismatch"]["rows"] > 200
 
 
