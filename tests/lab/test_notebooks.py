@@ -35,7 +35,7 @@ CHECKS = {
     """,
     "3_train_and_read": """
         assert OUT.stat().st_size > 1000 and found and Path("controller.html").stat().st_size > 10_000
-        assert same >= len(done) - 1
+        assert audited.texts == 4 and audited.explained
     """,
     "4_live_lab": """
         import asyncio, threading, time

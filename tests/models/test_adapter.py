@@ -190,10 +190,10 @@ def tensors(model):
     """Everything a forward reads, packed weights as plain numbers."""
     backbone, found = model.backbone, []
     for layer in backbone.layers:
-        found += [m.dense() for m in layer.maps.values()] + [layer.input_norm, layer.post_norm]
+        found += [m.dense() for m in layer.maps.values()] + [layer.input_norm.weight, layer.post_norm.weight]
     fused = model.fused_adapter
     found += [m.dense() for maps in fused.layers for low in maps.values() for m in (low.down, low.up)]
-    return [*found, backbone.embedding, backbone.norm, backbone.head.dense(), fused.mask_embedding]
+    return [*found, backbone.embedding, backbone.norm.weight, backbone.head.dense(), fused.mask_embedding]
 
 
 def test_an_adapter_of_another_model_is_refused(folder):
