@@ -94,11 +94,11 @@ def choose_along(
     chained = chain.candidates(logits[flat], hidden[flat])
     befores = zip(mine, _befores(mine, logits, rows, first, drawn), strict=True)
     line = Line([run.count for run in mine], [[token, run.two_before] for run, token in befores])
-    scores = _follow(chain, chained, line, [rows[place] for place in places], logits.dtype)
+    scores, _ = _follow(chain, chained, line, [rows[place] for place in places], logits.dtype)
     logits[flat] = float("-inf")
     logits[flat[:, None], chained.ids] = scores
     for run, part in zip(mine, line.parts, strict=True):
-        drawn.chained[run.first + run.count] = chained.part(part)
+        drawn.chained[run.first + run.count] = chained, part
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,35 +109,38 @@ class Left:
     chained: Chained
 
 
-def left_of(request: Request, held: Draft, accepted: int) -> Left | None:
-    """What is left of a draft once ``accepted`` of its tokens and the verifier's own one behind them are committed."""
+def left_of(request: Request, held: Draft, accepted: int, most: int) -> Left | None:
+    """What is left of a draft once ``accepted`` of its tokens and the verifier's own one behind them are committed: its
+    next rows, ``most`` at most."""
     count = len(held.tokens) - accepted - 1
-    if held.chained is None or count < 1:
+    if held.chained is None or min(count, most) < 1:
         return None
-    behind = len(held.chained.ids) - count
-    return Left(request, held.chained.part(slice(behind, None)))
+    first = len(held.chained.ids) - count
+    return Left(request, held.chained.part(slice(first, first + min(count, most))))
 
 
-def choose_tails(chain: Chain, left: Sequence[Left], most: int, dtype: torch.dtype, *, entropy: bool) -> None:
-    """Give the requests new drafts of at most ``most`` tokens, which cost no forward: masks that were drafted for these
-    places, chosen again behind the tokens that the verifier put there. ``dtype`` is that of logits."""
-    parts = [part.chained.part(slice(most)) for part in left]
-    chained = Chained(*(torch.cat(column) for column in zip(*parts, strict=True)))
-    line = Line([len(part.ids) for part in parts], [part.request.tokens[-1:-3:-1] for part in left])
+def choose_tails(chain: Chain, left: Sequence[Left], dtype: torch.dtype, *, entropy: bool) -> None:
+    """Give the requests new drafts, which cost no forward: masks that were drafted for these places, chosen again
+    behind the tokens that the verifier put there. ``dtype`` is that of logits."""
+    chained = Chained(*(torch.cat(column) for column in zip(*(part.chained for part in left), strict=True)))
+    line = Line([len(part.chained.ids) for part in left], [part.request.tokens[-1:-3:-1] for part in left])
     rows = [
         draft_row(part.request, len(part.request.tokens) + i)
         for part, count in zip(left, line.counts, strict=True)
         for i in range(count)
     ]
-    scores = _follow(chain, chained, line, rows, dtype)
-    tokens, made = _chosen(scores, chained.ids, rows, chain.vocab), signals(scores, entropy=entropy)
+    scores, tokens = _follow(chain, chained, line, rows, dtype)
+    last = [i for i, token in enumerate(tokens) if token is None]
+    chosen = _chosen(scores[last], chained.ids[last], [rows[i] for i in last], chain.vocab)
+    for i, token in zip(last, chosen, strict=True):
+        tokens[i] = token
+    made = signals(scores, entropy=entropy)
     best = chained.ids.gather(1, made.ids).tolist()
     second = [next(t for t in pair if t != token) for pair, token in zip(best, tokens, strict=True)]
     top1, margin = made.probabilities[:, 0].tolist(), made.margin.tolist()
     spread = made.entropy.tolist() if entropy else []
     for part, at in zip(left, line.parts, strict=True):
-        columns = tokens[at], "tail", top1[at], margin[at], second[at], spread[at]
-        part.request.draft = Draft(*columns, chained.part(at))
+        part.request.draft = Draft(tokens[at], "tail", top1[at], margin[at], second[at], spread[at], part.chained)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +160,13 @@ class Line:
         return [slice(a, b) for a, b in pairwise(self.starts)]
 
 
-def _follow(chain: Chain, chained: Chained, line: Line, rows: Sequence[Row], dtype: torch.dtype) -> Tensor:
-    """Logits [rows, candidates] of all rows, a level of every draft at a time: each knows the tokens chosen before."""
+def _follow(
+    chain: Chain, chained: Chained, line: Line, rows: Sequence[Row], dtype: torch.dtype
+) -> tuple[Tensor, list[int | None]]:
+    """Logits [rows, candidates] of all rows, a level of every draft at a time: each knows the tokens chosen before; and
+    these tokens (None: of the last level, which nobody had to know)."""
     scores = torch.empty(chained.ids.shape, dtype=dtype, device=chained.ids.device)
+    tokens: list[int | None] = [None] * len(rows)
     before, starts, longest = list(line.befores), line.starts, max(line.counts)
     for level in range(longest):
         live = [i for i, count in enumerate(line.counts) if count > level]
@@ -169,10 +176,10 @@ def _follow(chain: Chain, chained: Chained, line: Line, rows: Sequence[Row], dty
         made = chain.scores(here, torch.tensor([before[i] for i in live], device=scores.device)).to(dtype)
         scores[at] = made
         if level + 1 < longest:
-            tokens = _chosen(made, here.ids, [rows[n] for n in numbers], chain.vocab)
-            for i, token in zip(live, tokens, strict=True):
-                before[i] = [token, before[i][0]]
-    return scores
+            chosen = _chosen(made, here.ids, [rows[n] for n in numbers], chain.vocab)
+            for i, number, token in zip(live, numbers, chosen, strict=True):
+                before[i], tokens[number] = [token, before[i][0]], token
+    return scores, tokens
 
 
 def _chosen(scores: Tensor, ids: Tensor, rows: Sequence[Row], vocab: int) -> list[int]:

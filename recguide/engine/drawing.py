@@ -41,7 +41,7 @@ class Drawn:
     best_ids: list[list[int]] = field(default_factory=list)
     entropy: list[float] = field(default_factory=list)
     verifier_entropy: list[float] = field(default_factory=list)
-    chained: dict[int, Chained] = field(default_factory=dict)
+    chained: dict[int, tuple[Chained, slice]] = field(default_factory=dict)
 
     def add(self, logits: Tensor, rows: Sequence[Row], first_draft: int | None, *, entropy: bool = False) -> None:
         """Draw for the next rows. ``first_draft`` is the row among these from which on signals are wanted, or None."""
@@ -132,7 +132,10 @@ def draft_of(branch: Branch, part: slice, drawn: Drawn, kind: str) -> Draft:
     rows = range(part.start + branch.guesses, part.stop)
     good = list(takewhile(lambda i: drawn.finite[i], rows))
     tokens = [drawn.tokens[i] for i in good]
-    chained = drawn.chained.get(part.stop) if len(good) == len(rows) else None
+    chained = None
+    if part.stop in drawn.chained and len(good) == len(rows):
+        whole, mine = drawn.chained[part.stop]
+        chained = whole.part(mine)
     if not drawn.best_ids:
         return Draft(tokens, kind, chained=chained)
     second = [next(t for t in drawn.best_ids[i] if t != drawn.tokens[i]) for i in good]

@@ -248,12 +248,12 @@ class Engine:
             clock.mark("forward")
             drawn = self._draw(work, layout, hidden, policy, clock)
             left = [
-                self._settle(item, layout.trunk_logits[index], layout.branch_logits[index], drawn)
+                self._settle(item, layout.trunk_logits[index], layout.branch_logits[index], drawn, policy.tail)
                 for index, item in enumerate(work)
             ]
             self.running = [r for r in self.running if not r.finished]
             clock.mark("accept")
-            self._draft_tails(left, policy.tail)
+            self._draft_tails([part for part in left if part is not None])
             clock.mark("chain")
             self._record(work, layout, clock)
             self._tell(policy)
@@ -334,8 +334,8 @@ class Engine:
             clock.mark("sampling")
         return drawn
 
-    def _settle(self, item: Work, trunk: slice, branches: list[slice], drawn: Drawn) -> Left | None:
-        """Accept, commit and keep the draft for the next step; what the verifier left of one that was rejected."""
+    def _settle(self, item: Work, trunk: slice, branches: list[slice], drawn: Drawn, tail: int) -> Left | None:
+        """Accept, commit and keep the draft for the next step; at most ``tail`` places of one that was rejected."""
         request, segment, plan = item.request, item.segment, item.plan
         if plan is None:
             request.stats.prefill_forwards += 1
@@ -352,7 +352,7 @@ class Engine:
             self._keep_draft(request, plan.branches[0], branches[0], drawn)
             self._note(item, len(request.tokens), request.stats.num_spec_steps, held, [], 0, None)
         else:
-            return self._verify(item, trunk, branches, drawn)
+            return self._verify(item, trunk, branches, drawn, tail)
         return None
 
     @staticmethod
@@ -367,7 +367,7 @@ class Engine:
         if None not in request.known or stuck:
             request.draft = Draft(list(takewhile(lambda token: token is not None, request.known)))
 
-    def _verify(self, item: Work, trunk: slice, branches: list[slice], drawn: Drawn) -> Left | None:
+    def _verify(self, item: Work, trunk: slice, branches: list[slice], drawn: Drawn, tail: int) -> Left | None:
         request, plan = item.request, item.plan
         emitted = drawn.tokens[trunk]
         drafted = request.draft.tokens[: plan.verify] if request.draft else []
@@ -381,7 +381,7 @@ class Engine:
         request.known = []
         self._commit(item, kept, trunk, drawn)
         self._note(item, position, rounds, held, emitted[: accepted + 1], len(kept), reused)
-        left = left_of(request, held, accepted) if held and not (request.draft or reason) else None
+        left = left_of(request, held, accepted, tail) if held and not (request.draft or reason) else None
         if held:
             held.chained = None  # whoever watches may keep the draft for long
         if reason:
@@ -390,11 +390,10 @@ class Engine:
             self._pending_deltas.append(Delta(request, kept, None))
         return left
 
-    def _draft_tails(self, left: list[Left | None], most: int) -> None:
-        """New drafts, of at most so many tokens, from what is left of rejected ones."""
-        some = [part for part in left if part is not None]
-        if some and most and self.adapter_enabled:
-            choose_tails(self._adapter.chain, some, most, self.model.backbone.dtype, entropy=self.observer is not None)
+    def _draft_tails(self, left: list[Left]) -> None:
+        """New drafts from what is left of rejected ones."""
+        if left and self.adapter_enabled:
+            choose_tails(self._adapter.chain, left, self.model.backbone.dtype, entropy=self.observer is not None)
 
     def _note(self, item: Work, position, rounds, held, emitted, kept, reused) -> None:
         """Keep what came of a plan, for the observer and a policy that learns."""

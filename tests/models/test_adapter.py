@@ -102,8 +102,8 @@ def test_a_start_from_fewer_ranks_and_other_targets_takes_what_fits():
         assert torch.equal(grown.mask_embedding, known.mask_embedding)
 
 
-def chained(rank, lora=4):
-    return DraftAdapter(SMALL, AdapterConfig(rank=lora, alpha=2 * lora, chain=rank), MODEL.fingerprint)
+def chained(rank):
+    return DraftAdapter(SMALL, AdapterConfig(rank=4, alpha=8, chain=rank), MODEL.fingerprint)
 
 
 def test_a_chain_of_more_ranks_starts_by_doing_what_the_smaller_one_does():
