@@ -11,18 +11,17 @@ import torch
 
 from recguide.control.cost import Axes, CostTable, Identity
 from recguide.engine.cache import KVCache, StepAttention
-from recguide.engine.chaining import Run, choose_along
+from recguide.engine.chaining import Run, choose_along, draw_others
 from recguide.engine.drawing import Drawn
 from recguide.engine.layout import Layout, Segment, build_layout
 from recguide.engine.plan import Branch
-from recguide.engine.sampling import Row, SamplingParams, draw
+from recguide.engine.sampling import Row, SamplingParams
 from recguide.errors import RecGuideError
-from recguide.kernels.signals import signals
 from recguide.models.loader import Model
 from recguide.provenance import profile_fingerprint, provenance
 
 SAMPLE_MS, MOST_STEPS = 150.0, 12  # of one sample of a cell
-GREEDY = SamplingParams(seed=0)
+ROW = Row(SamplingParams(seed=0), 0)
 QUICK = Axes((1, 2, 4, 8, 16, 32), (1, 2, 4, 8), (256,))
 """A first table in well under a minute, each cell measured once; steps correct it while running."""
 
@@ -60,12 +59,12 @@ class DryStep:
             adapter=model.fused_adapter,
         )
         scored = hidden if layout.all_rows_scored else hidden[layout.logit_rows]
-        logits, rows = backbone.logits(scored), [Row(GREEDY, 0)] * len(scored)
-        if (chain := model.fused_adapter.chain) is not None:
-            choose_along(chain, self._runs(layout), logits, scored, rows, 0, Drawn())
-        draw(logits, rows)
-        if layout.first_draft_row < layout.rows:
-            signals(logits[layout.first_draft_row :])
+        logits, drawn = backbone.logits(scored), Drawn([ROW] * len(scored), layout.trunk_logits[-1].stop, signals=True)
+        chain = model.fused_adapter.chain
+        runs = [] if chain is None else self._runs(layout)
+        draw_others(runs, logits, 0, drawn)
+        if runs:
+            choose_along(chain, runs, logits, scored, 0, drawn)
         return (time.perf_counter() - started) * 1e3
 
     @staticmethod

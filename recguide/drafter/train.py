@@ -270,7 +270,7 @@ class Trainer:
         before = torch.cat([c.tokens[p.targets[:, None] - behind] for c, p in zip(clean, packed, strict=True)])
         table = self.model.backbone.embedding
         chain = Chain(self.adapter.chain, table, table, pack=False)  # only its move is used, which takes no head
-        return hidden + chain.move(hidden, before)
+        return hidden + chain.move(chain.lead(hidden), before)
 
     @torch.no_grad()
     def evaluate(self) -> list[float]:

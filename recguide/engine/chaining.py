@@ -78,27 +78,45 @@ def pieces(rows: int, parts: Sequence[slice], limit: int) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(cuts)]
 
 
-def choose_along(
-    chain: Chain, runs: Sequence[Run], logits: Tensor, hidden: Tensor, rows: Sequence[Row], first: int, drawn: Drawn
-) -> None:
-    """Score the rows of ``runs`` again in ``logits`` [piece, vocab], in place; all but the candidates become -inf.
+def draw_others(runs: Sequence[Run], logits: Tensor, first: int, drawn: Drawn) -> None:
+    """Draw the rows of no run from their logits [piece, vocab]; the piece begins at logits row ``first``."""
+    along = set(_rows_of(_inside(runs, first, len(logits))))
+    places = [row for row in range(first, first + len(logits)) if row not in along]
+    if places and places[-1] - first + 1 == len(places):
+        drawn.draw(places, logits[: len(places)])  # a view: a row of logits is long
+    elif places:
+        drawn.draw(places, logits[torch.tensor(places, device=logits.device) - first])
 
-    ``hidden`` [piece, hidden] and ``rows`` are of the same piece, which begins at logits row ``first``; ``drawn``
-    holds the rows before the piece, and every run lies inside it. It keeps what each run was chosen from.
+
+def choose_along(chain: Chain, runs: Sequence[Run], logits: Tensor, hidden: Tensor, first: int, drawn: Drawn) -> None:
+    """Choose the rows of ``runs`` in a piece one after the other in every run, and keep what each was chosen from.
+
+    ``logits`` [piece, vocab] and ``hidden`` [piece, hidden] begin at logits row ``first``; a run lies inside a piece or
+    outside. The tokens before runs are known, or drawn by now.
     """
-    mine = [run for run in runs if first <= run.first < first + len(rows)]
+    mine = _inside(runs, first, len(logits))
     if not mine:
         return
-    places = [run.first - first + i for run in mine for i in range(run.count)]
-    flat = torch.tensor(places, device=logits.device)
+    places = _rows_of(mine)
+    flat = torch.tensor(places, device=logits.device) - first
     chained = chain.candidates(logits[flat], hidden[flat])
-    befores = zip(mine, _befores(mine, logits, rows, first, drawn), strict=True)
-    line = Line([run.count for run in mine], [[token, run.two_before] for run, token in befores])
-    scores, _ = _follow(chain, chained, line, [rows[place] for place in places], logits.dtype)
-    logits[flat] = float("-inf")
-    logits[flat[:, None], chained.ids] = scores
+    befores = [[drawn.tokens[run.head] if run.before is None else run.before, run.two_before] for run in mine]
+    line = Line([run.count for run in mine], befores)
+    scores, tokens = _follow(chain, chained, line, [drawn.rows[place] for place in places], logits.dtype)
+    drawn.put(places, tokens, scores.amax(-1).isfinite().tolist())
+    if drawn.with_signals:
+        made = signals(scores, entropy=drawn.with_entropy)
+        drawn.put_signals(places, made, chained.ids.gather(1, made.ids))
     for run, part in zip(mine, line.parts, strict=True):
         drawn.chained[run.first + run.count] = chained, part
+
+
+def _inside(runs: Sequence[Run], first: int, count: int) -> list[Run]:
+    return [run for run in runs if first <= run.first < first + count]
+
+
+def _rows_of(runs: Sequence[Run]) -> list[int]:
+    return [run.first + i for run in runs for i in range(run.count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +148,6 @@ def choose_tails(chain: Chain, left: Sequence[Left], dtype: torch.dtype, *, entr
         for i in range(count)
     ]
     scores, tokens = _follow(chain, chained, line, rows, dtype)
-    last = [i for i, token in enumerate(tokens) if token is None]
-    chosen = _chosen(scores[last], chained.ids[last], [rows[i] for i in last], chain.vocab)
-    for i, token in zip(last, chosen, strict=True):
-        tokens[i] = token
     made = signals(scores, entropy=entropy)
     best = chained.ids.gather(1, made.ids).tolist()
     second = [next(t for t in pair if t != token) for pair, token in zip(best, tokens, strict=True)]
@@ -162,23 +176,22 @@ class Line:
 
 def _follow(
     chain: Chain, chained: Chained, line: Line, rows: Sequence[Row], dtype: torch.dtype
-) -> tuple[Tensor, list[int | None]]:
-    """Logits [rows, candidates] of all rows, a level of every draft at a time: each knows the tokens chosen before; and
-    these tokens (None: of the last level, which nobody had to know)."""
+) -> tuple[Tensor, list[int]]:
+    """Logits [rows, candidates] and tokens of all rows, a level of every draft at a time: each knows the tokens chosen
+    before it."""
     scores = torch.empty(chained.ids.shape, dtype=dtype, device=chained.ids.device)
-    tokens: list[int | None] = [None] * len(rows)
-    before, starts, longest = list(line.befores), line.starts, max(line.counts)
-    for level in range(longest):
+    tokens = [0] * len(rows)
+    before, starts = list(line.befores), line.starts
+    for level in range(max(line.counts)):
         live = [i for i, count in enumerate(line.counts) if count > level]
         numbers = [starts[i] + level for i in live]
         at = torch.tensor(numbers, device=scores.device)
         here = chained.part(at)
         made = chain.scores(here, torch.tensor([before[i] for i in live], device=scores.device)).to(dtype)
         scores[at] = made
-        if level + 1 < longest:
-            chosen = _chosen(made, here.ids, [rows[n] for n in numbers], chain.vocab)
-            for i, number, token in zip(live, numbers, chosen, strict=True):
-                before[i], tokens[number] = [token, before[i][0]], token
+        chosen = _chosen(made, here.ids, [rows[n] for n in numbers], chain.vocab)
+        for i, number, token in zip(live, numbers, chosen, strict=True):
+            before[i], tokens[number] = [token, before[i][0]], token
     return scores, tokens
 
 
@@ -188,13 +201,3 @@ def _chosen(scores: Tensor, ids: Tensor, rows: Sequence[Row], vocab: int) -> lis
         return ids.gather(1, scores.argmax(-1, keepdim=True))[:, 0].tolist()  # no need to look at the whole vocabulary
     logits = scores.new_full((len(rows), vocab), float("-inf")).scatter_(1, ids, scores)
     return draw(logits, rows).tokens
-
-
-def _befores(runs: Sequence[Run], logits: Tensor, rows: Sequence[Row], first: int, drawn: Drawn) -> list[int]:
-    """The token before each run: known, drawn in an earlier piece, or drawn here from its head's row."""
-    heads = sorted({run.head - first for run in runs if run.head is not None and run.head >= first})
-    made = dict(zip(heads, draw(logits[heads], [rows[i] for i in heads]).tokens, strict=True)) if heads else {}
-    return [
-        run.before if run.head is None else made[run.head - first] if run.head >= first else drawn.tokens[run.head]
-        for run in runs
-    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 
 from torch import Tensor
@@ -13,7 +13,7 @@ from recguide.engine.layout import Segment
 from recguide.engine.plan import Branch, RequestPlan
 from recguide.engine.request import Draft, Request
 from recguide.engine.sampling import Row, draw
-from recguide.kernels.signals import signals
+from recguide.kernels.signals import Signals, signals
 from recguide.models.chain import Chained
 
 
@@ -26,32 +26,46 @@ class Work:
     segment: Segment
 
 
-@dataclass(slots=True)
 class Drawn:
-    """Per logits row: token, finiteness, log probabilities; and of draft rows the two best tokens and probabilities
-    (trunk rows only keep their places there), if the policy wants signals. ``verifier_entropy`` is of the trunk rows,
-    which come first, or empty. ``chained``: what the chain chose neighbouring draft rows from, by the row behind."""
+    """What was drawn for the logits ``rows`` of a step, trunk rows first: per row its token, whether its logits were
+    finite, and log probabilities where asked for; of draft rows (from ``first_draft`` on) the two best tokens and their
+    probabilities where ``signals`` are wanted, and their ``entropy``, too. ``verifier_entropy`` is of trunk rows, or
+    empty. ``chained``: what the chain chose neighbouring draft rows from, by the row behind."""
 
-    tokens: list[int] = field(default_factory=list)
-    finite: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    filtered: list[float] = field(default_factory=list)
-    top1: list[float] = field(default_factory=list)
-    top2: list[float] = field(default_factory=list)
-    best_ids: list[list[int]] = field(default_factory=list)
-    entropy: list[float] = field(default_factory=list)
-    verifier_entropy: list[float] = field(default_factory=list)
-    chained: dict[int, tuple[Chained, slice]] = field(default_factory=dict)
+    def __init__(self, rows: Sequence[Row], first_draft: int, *, signals: bool, entropy: bool = False):
+        count = len(rows)
+        self.rows, self.first_draft, self.with_signals, self.with_entropy = rows, first_draft, signals, entropy
+        self.tokens, self.finite = [0] * count, [True] * count
+        self.logprobs, self.filtered = [0.0] * count, [0.0] * count
+        self.top1, self.top2, self.entropy = [0.0] * count, [0.0] * count, [0.0] * count
+        self.best_ids: list[list[int]] = [[]] * count
+        self.verifier_entropy: list[float] = []
+        self.chained: dict[int, tuple[Chained, slice]] = {}
 
-    def add(self, logits: Tensor, rows: Sequence[Row], first_draft: int | None, *, entropy: bool = False) -> None:
-        """Draw for the next rows. ``first_draft`` is the row among these from which on signals are wanted, or None."""
-        draws = draw(logits, rows)
-        self.tokens += draws.tokens
-        self.finite += draws.finite
-        self.logprobs += draws.logprobs or [0.0] * len(rows)
-        self.filtered += draws.filtered_logprobs or [0.0] * len(rows)
-        if first_draft is not None:
-            self._add_signals(logits, min(max(first_draft, 0), len(rows)), entropy)
+    def draw(self, places: Sequence[int], logits: Tensor) -> None:
+        """Draw for the rows at ``places``, in order, from their logits [len(places), vocab]."""
+        draws = draw(logits, [self.rows[i] for i in places])
+        self.put(places, draws.tokens, draws.finite)
+        if draws.logprobs is not None:
+            for i, before, after in zip(places, draws.logprobs, draws.filtered_logprobs, strict=True):
+                self.logprobs[i], self.filtered[i] = before, after
+        skip = sum(i < self.first_draft for i in places)
+        if self.with_signals and skip < len(places):
+            made = signals(logits[skip:], entropy=self.with_entropy)
+            self.put_signals(places[skip:], made, made.ids)
+
+    def put(self, places: Sequence[int], tokens: Sequence[int], finite: Sequence[bool]) -> None:
+        for i, token, good in zip(places, tokens, finite, strict=True):
+            self.tokens[i], self.finite[i] = token, good
+
+    def put_signals(self, places: Sequence[int], made: Signals, ids: Tensor) -> None:
+        """Keep signals of draft rows; ``ids`` [rows, 2] of the two best in the vocabulary."""
+        both = zip(places, ids.tolist(), made.probabilities.tolist(), strict=True)
+        for i, best, (first, second) in both:
+            self.best_ids[i], self.top1[i], self.top2[i] = best, first, second
+        if made.entropy is not None:
+            for i, entropy in zip(places, made.entropy.tolist(), strict=True):
+                self.entropy[i] = entropy
 
     def add_verifier(self, logits: Tensor) -> None:
         """Keep the entropy of the next trunk rows."""
@@ -61,19 +75,6 @@ class Drawn:
         """The probability of a draft row's token; 0 where it is neither of the two best, or not finite."""
         best = zip(self.best_ids[row], (self.top1[row], self.top2[row]), strict=True)
         return next((p for token, p in best if token == self.tokens[row]), 0.0) if self.finite[row] else 0.0
-
-    def _add_signals(self, logits: Tensor, skip: int, entropy: bool) -> None:
-        self.entropy += [0.0] * skip if entropy else []
-        self.best_ids += [[]] * skip
-        self.top1 += [0.0] * skip
-        self.top2 += [0.0] * skip
-        if skip == len(logits):
-            return
-        made = signals(logits[skip:], entropy=entropy)
-        self.entropy += made.entropy.tolist() if entropy else []
-        self.best_ids += made.ids.tolist()
-        for column, values in zip((self.top1, self.top2), made.probabilities.T.tolist(), strict=True):
-            column += values
 
 
 def rows_to_draw(work: Sequence[Work]) -> tuple[list[Row], int]:
@@ -136,11 +137,11 @@ def draft_of(branch: Branch, part: slice, drawn: Drawn, kind: str) -> Draft:
     if part.stop in drawn.chained and len(good) == len(rows):
         whole, mine = drawn.chained[part.stop]
         chained = whole.part(mine)
-    if not drawn.best_ids:
+    if not drawn.with_signals:
         return Draft(tokens, kind, chained=chained)
     second = [next(t for t in drawn.best_ids[i] if t != drawn.tokens[i]) for i in good]
     margin = [drawn.top1[i] - drawn.top2[i] for i in good]
-    entropy = [drawn.entropy[i] for i in good] if drawn.entropy else []
+    entropy = [drawn.entropy[i] for i in good] if drawn.with_entropy else []
     return Draft(tokens, kind, [drawn.top1[i] for i in good], margin, second, entropy, chained)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recguide.engine.accept import accepted_length
 from recguide.engine.cache import KVCache, StepAttention
-from recguide.engine.chaining import Left, choose_along, choose_tails, left_of, pieces, runs_of
+from recguide.engine.chaining import Left, choose_along, choose_tails, draw_others, left_of, pieces, runs_of
 from recguide.engine.clock import Clock, WallClock
 from recguide.engine.drawing import Drawn, Work, draft_of, next_draft, reveal, rows_to_draw
 from recguide.engine.layout import Layout, Segment, build_layout
@@ -315,23 +315,21 @@ class Engine:
 
     def _draw(self, work: list[Work], layout: Layout, hidden: Tensor, policy: Policy, clock: _PhaseClock) -> Drawn:
         """Logits, draws and signals, a bounded piece at a time."""
-        with_signals = policy.needs_signals or self.observer is not None
-        rows, first_draft = rows_to_draw(work)
-        drawn, entropy = Drawn(), self.observer is not None
+        watched = self.observer is not None
+        drawn = Drawn(*rows_to_draw(work), signals=policy.needs_signals or watched, entropy=watched)
         chain = self._adapter.chain if self.adapter_enabled else None
         branches = layout.branch_logits
         runs = [] if chain is None else runs_of(work, layout.trunk_logits, branches, self.model.adapt_tokens)
-        for part in pieces(len(rows), [s for each in branches for s in each], LOGIT_ROWS):
+        for part in pieces(len(drawn.rows), [s for each in branches for s in each], LOGIT_ROWS):
             logits = self.model.backbone.logits(hidden[part])
             clock.mark("forward")
-            if runs:
-                choose_along(chain, runs, logits, hidden[part], rows[part], part.start, drawn)
-                clock.mark("chain")
-            signals_from = first_draft - part.start if with_signals else None
-            drawn.add(logits, rows[part], signals_from, entropy=entropy)
+            draw_others(runs, logits, part.start, drawn)
             if policy.needs_verifier_entropy:
-                drawn.add_verifier(logits[: max(0, first_draft - part.start)])
+                drawn.add_verifier(logits[: max(0, drawn.first_draft - part.start)])
             clock.mark("sampling")
+            if runs:
+                choose_along(chain, runs, logits, hidden[part], part.start, drawn)
+                clock.mark("chain")
         return drawn
 
     def _settle(self, item: Work, trunk: slice, branches: list[slice], drawn: Drawn, tail: int) -> Left | None:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from recguide.kernels.signals import best
 from recguide.models.linear import Linear
+from recguide.models.norm import RMSNorm
 
 CANDIDATES = 32
 
@@ -42,11 +43,11 @@ class ChainFactors(nn.Module):
 
 class Chained(NamedTuple):
     """What draft rows choose their tokens from: the candidates' logits [rows, candidates] before the chain, their ids,
-    and the rows' hidden states [rows, hidden]."""
+    and what the rows' own hidden states add to the chain [rows, rank]."""
 
     base: Tensor
     ids: Tensor
-    states: Tensor
+    lead: Tensor
 
     def part(self, rows: slice | Tensor) -> Chained:
         return Chained(*(column[rows] for column in self))
@@ -57,24 +58,31 @@ class Chain:
 
     def __init__(self, factors: ChainFactors, embedding: Tensor, head: Tensor, *, pack: bool):
         self.embedding, self.head = embedding, head
-        self.down = Linear(factors.down.to(head), pack)
+        width = embedding.shape[1]
+        own, tokens = factors.down.to(head).split((width, 2 * width), 1)
+        self.own, self.tokens = Linear(own, pack), Linear(tokens, pack)
         self.up = Linear(factors.up.to(head), pack)
+        self._norm = RMSNorm(torch.ones(width, device=head.device, dtype=head.dtype), torch.finfo(torch.float32).eps)
 
     @property
     def vocab(self) -> int:
         return len(self.head)
 
-    def move(self, hidden: Tensor, before: Tensor) -> Tensor:
-        """What to add to ``hidden`` [rows, hidden]. ``before`` int64 [rows, 2]: the last token before each, and the one
-        in front of that."""
-        seen = torch.cat((hidden[:, None], F.embedding(before, self.embedding)), 1)
-        return self.up(F.silu(self.down(F.rms_norm(seen, seen.shape[-1:]).flatten(1))))
+    def lead(self, hidden: Tensor) -> Tensor:
+        """What masks' hidden states [rows, hidden] add to the chain, whatever the tokens before them; [rows, rank]."""
+        return self.own(self._norm(hidden))
+
+    def move(self, lead: Tensor, before: Tensor) -> Tensor:
+        """What to add to the hidden states that ``lead`` came from [rows, hidden]. ``before`` int64 [rows, 2]: the last
+        token before each, and the one in front of that."""
+        seen = self._norm(F.embedding(before, self.embedding)).flatten(1)
+        return self.up(F.silu(self.tokens(seen) + lead))
 
     def candidates(self, logits: Tensor, hidden: Tensor) -> Chained:
         """The best tokens of rows with these logits [rows, vocab] and hidden states, for the chain to choose among."""
-        return Chained(*best(logits, min(CANDIDATES, logits.shape[1])), hidden)
+        return Chained(*best(logits, min(CANDIDATES, logits.shape[1])), self.lead(hidden))
 
     def scores(self, chained: Chained, before: Tensor) -> Tensor:
         """The candidates' logits [rows, candidates] once the tokens before them are known; float32."""
-        moved = self.move(chained.states, before)
-        return chained.base + torch.bmm(F.embedding(chained.ids, self.head), moved[:, :, None])[:, :, 0]
+        moved = self.move(chained.lead, before)
+        return chained.base + torch.bmm(moved[:, None], F.embedding(chained.ids, self.head).mT)[:, 0]

@@ -111,7 +111,8 @@ def test_a_chain_of_more_ranks_starts_by_doing_what_the_smaller_one_does():
     grown.start_from(known)
     hidden, before = torch.randn(6, SMALL.hidden_size), torch.randint(0, SMALL.vocab_size, (6, 2))
     head = torch.randn(SMALL.vocab_size, SMALL.hidden_size)
-    moved = [Chain(a.chain, head, head, pack=False).move(hidden, before) for a in (known, grown)]
+    chains = [Chain(a.chain, head, head, pack=False) for a in (known, grown)]
+    moved = [chain.move(chain.lead(hidden), before) for chain in chains]
     assert moved[0].abs().max() > 1e-4
     torch.testing.assert_close(moved[1], moved[0])
 
