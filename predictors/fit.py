@@ -28,7 +28,7 @@ from recguide.provenance import check_writable, provenance
 from recguide.trace.reader import Trace, read_traces
 
 PLACES = 8  # draft positions a plan may go to
-SAMPLES = 128
+SAMPLES = 60
 BUCKETS = 3
 GOLDEN = 64
 LEAST_REJECTED = 40
@@ -140,8 +140,12 @@ def _controller(data: Dataset, fitted: Mapping[str, Fitted], chance: float, repo
     right = (data.second_right & data.reached & ~data.accepted)[:, :PLACES]
     chance_second = (right.sum(0) + right.sum() / max(rejected.sum(), 1)) / (rejected.sum(0) + 1)
     chooser = np.random.default_rng(0)
-    opened, open_bucket = _samples(data, mismatch, bucket, group == GROUPS.index("open"))
-    known, known_bucket = _samples(data, mismatch, bucket, group == GROUPS.index("known"))
+    samples = {"second": chance_second, "buckets": BUCKETS}
+    for number, name in enumerate(GROUPS):
+        among = group == number
+        if not among.any() and name != "tail":
+            among = np.ones(len(data), bool)  # a log without such drafts: all others stand for them
+        samples[name], samples[f"{name}_bucket"] = _samples(data, mismatch, bucket, among)
     about = {
         "report": report.summary(),
         "provenance": provenance(),
@@ -153,7 +157,7 @@ def _controller(data: Dataset, fitted: Mapping[str, Fitted], chance: float, repo
         draft_shift=data.draft_shift,
         **scorers,
         open_chance=chance,
-        samples=Samples(opened, known, open_bucket, known_bucket, chance_second, BUCKETS),
+        samples=Samples(**samples),
         edges=edges,
         usual=usual,
         golden={name: _golden(f, chooser) for name, f in fitted.items()},
@@ -190,11 +194,11 @@ def _samples(data: Dataset, model: CalibratedChoice, bucket, among) -> tuple[np.
     """Survivals [drafts, PLACES] of the drafts ``among`` [drafts], as the mismatch model sees them, and their buckets.
 
     A short draft goes on as the longer one does that was about as likely to get so far: good places come together.
-    SAMPLES of them stand for all, from the best to the worst.
+    SAMPLES of them stand for all, from the worst to the best of each bucket.
     """
     mine = np.flatnonzero(among)
     if not len(mine):
-        mine = np.arange(len(data))
+        return np.zeros((0, PLACES)), mine
     survival = np.cumprod(_yes(model, data.take(mine).draft_rows()[:, :PLACES]), 1)
     for size in range(PLACES - 1, 0, -1):
         short, longer = (np.flatnonzero(found) for found in (data.length[mine] == size, data.length[mine] > size))
@@ -203,7 +207,7 @@ def _samples(data: Dataset, model: CalibratedChoice, bucket, among) -> tuple[np.
             order = np.argsort(known)
             near = longer[order[np.searchsorted(known[order], survival[short, size - 1]).clip(max=len(longer) - 1)]]
             survival[short, size:] = np.minimum(survival[near, size:], survival[short, size - 1 : size])
-    order = np.argsort(survival.sum(1))
+    order = np.lexsort((survival.sum(1), bucket[mine]))
     chosen = order[np.linspace(0, len(order) - 1, min(SAMPLES, len(order))).round().astype(int)]
     return survival[chosen], bucket[mine[chosen]]
 

@@ -25,7 +25,10 @@ def samples(seed: int = 0, count: int = 40, places: int = PLACES) -> Samples:
     opened = np.cumprod(chooser.beta(1.2, 1.0, (count, places)), 1)
     known = np.concatenate((np.full((count, 1), 0.99), 0.99 * opened[:, :-1]), 1)  # the seed's own row comes first
     bucket = chooser.integers(0, 3, count)
-    return Samples(opened, known, bucket, bucket[::-1].copy(), np.full(places, 0.4), 3)
+    tail = np.cumprod(chooser.beta(0.7, 1.2, (count, places)), 1)
+    return Samples(
+        opened, known, tail, np.full(places, 0.4), bucket, bucket[::-1].copy(), chooser.integers(0, 3, count), 3
+    )
 
 
 def handmade(fingerprint: str = "abc", draft_shift: int = 0, seed: int = 0) -> Controller:

@@ -35,12 +35,14 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Tariff:
-    """Prices of one history bucket as plain lists: worth of a branch by its length, and its cost in tokens. ``rate`` is
-    in tokens per millisecond."""
+    """Prices of one history bucket as plain lists: worth of a branch by its length and of a tail by what is left, and
+    the cost of a branch in tokens. ``rate`` is in tokens per millisecond."""
 
     rate: float
     open: list[float]
     known: list[float]
+    tail: list[float]
+    open_chance: float
     cost: list[float]
     causal: float
     causal_alone: float
@@ -52,11 +54,13 @@ class Tariff:
 
     @classmethod
     def of(cls, prices: Prices, shape: Shape) -> Tariff:
-        size = prices.ready.shape[1]
+        size = len(prices.ready)
         return cls(
             rate=prices.rate,
-            open=(shape.open_chance * prices.ready[0]).tolist(),
-            known=prices.ready_known[0].tolist(),
+            open=prices.ready.tolist(),
+            known=prices.ready_known.tolist(),
+            tail=prices.ready_tail.tolist(),
+            open_chance=shape.open_chance,
             cost=[prices.draft * (m + shape.extra) for m in range(size)],
             causal=prices.causal,
             causal_alone=prices.causal_alone,
@@ -76,41 +80,49 @@ def choose(
     ``second`` is the chance of each place that the second-best token is right, given a rejection there. ``weight``
     multiplies what tokens are worth.
     """
-    branching = drafting and (tariff.overlap or not len(survival))
+    held = len(survival)
+    branching = drafting and (tariff.overlap or not held)
     row = tariff.causal if drafting else tariff.causal_alone
     ready: list[Ready | None] = []
     values: list[float] = []
-    ends: list[tuple[float, Ready | None]] = []
-    total, inner, reach = 0.0, 0.0, 1.0
-    for v in range(len(survival) + 1):
-        total += weight * reach
-        last, branch = _longest(weight * reach, tariff.open, tariff, v, False) if branching else (0.0, None)
-        ends.append((last, branch))
-        values.append(total + inner + last - row * (v + 1))
-        if v == len(survival):
+    ends: list[Ready | None] = []
+    total, inner, reach = 0.0, 0.0, weight
+    for v in range(held + 1):
+        instead = tariff.tail[min(max(held - v - 1, 0), len(tariff.tail) - 1)]
+        total += reach
+        chance = reach * tariff.open_chance
+        last, branch = _longest(chance, tariff.open, instead, tariff, v, False) if branching else (0.0, None)
+        ends.append(branch)
+        values.append(total + inner + last + reach * instead - row * (v + 1))
+        if v == held:
             break
-        rejected = reach - survival[v]
-        gain, kept = _longest(weight * rejected, tariff.open, tariff, v, False) if branching else (0.0, None)
+        rejected = reach - weight * survival[v]
+        gain, kept = 0.0, None
         if branching:
-            known, correction = _longest(weight * rejected * second[v], tariff.known, tariff, v, True)
+            chance = rejected * tariff.open_chance
+            gain, kept = _longest(chance, tariff.open, instead, tariff, v, False)
+            known, correction = _longest(rejected * second[v], tariff.known, instead, tariff, v, True)
             if known > gain:
                 gain, kept = known, correction
         ready.append(kept)
-        inner += gain
-        reach = survival[v]
-    verify = max(range(len(values)), key=values.__getitem__) if tariff.trim else len(values) - 1
-    branches = [branch for branch in (*ready[:verify], ends[verify][1]) if branch is not None]
+        inner += gain + rejected * instead
+        reach = weight * survival[v]
+    verify = max(range(len(values)), key=values.__getitem__) if tariff.trim else held
+    branches = [branch for branch in (*ready[:verify], ends[verify]) if branch is not None]
     rows = sum(branch.drafts + tariff.extra for branch in branches)
     net = values[verify]
     value = net + row * (verify + 1) + (tariff.draft * rows if rows else 0.0)
     return Choice(verify, branches, value, net, rows, values)
 
 
-def _longest(chance: float, worth: list[float], tariff: Tariff, place: int, known: bool) -> tuple[float, Ready | None]:
-    """The gain of the best branch for an outcome of this chance, and the branch; nothing where none pays."""
+def _longest(
+    chance: float, worth: list[float], instead: float, tariff: Tariff, place: int, known: bool
+) -> tuple[float, Ready | None]:
+    """The gain of the best branch for an outcome of this chance over what is there ``instead``, and the branch; nothing
+    where none pays."""
     best, length = 0.0, 0
     for m in tariff.lengths:
-        gain = chance * worth[m] - tariff.cost[m]
+        gain = chance * (worth[m] - instead) - tariff.cost[m]
         if gain > best:
             best, length = gain, m
     return best, Ready(place, known, length) if length else None

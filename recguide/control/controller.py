@@ -23,10 +23,10 @@ from recguide.control.planner import Samples
 from recguide.control.scoring import Scorer
 from recguide.errors import RecGuideError
 
-SCHEMA = 1
+SCHEMA = 2
 COLUMNS = {"mismatch": features.MISMATCH, "second": features.MISMATCH, "utility": features.UTILITY}
 GOLDEN_TOLERANCE = 1e-6
-SAMPLES = ("open", "known", "bucket", "known_bucket", "second")
+SAMPLES = ("open", "known", "tail", "open_bucket", "known_bucket", "tail_bucket", "second")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from recguide.control.controller import Controller
 from recguide.control.features import GROUPS
 from recguide.control.forecast import shifted
 from recguide.control.monitor import Monitor
-from recguide.control.planner import Operating, Prices, Samples, Shape, solve
+from recguide.control.planner import Operating, Samples, Shape, solve
 from recguide.control.step_time import StepTime
 
 CONTEXT_STEP = 384  # tokens of context that share a point
@@ -24,7 +24,7 @@ LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # a load 
 PREPARED = 6  # loads that are solved beforehand
 FIRST, LASTING = 16, 256  # steps after which a point is solved again, with what has been learned since: 16, 64, 256
 PROBES = ((1, 0), (3, 0), (1, 2), (3, 6))  # causal and draft rows of steps whose times show whether prices still hold
-SAME, ODDS = 0.015, 4.0  # times within 1.5%, and log-odds within ODDS times that: the point is kept
+SAME, ODDS = 0.05, 4.0  # times within 5%, and log-odds within ODDS times that: the point is kept
 HOPE = 0.25  # share by which a drafting step may turn out cheaper than the table says, until some were made
 MARGIN = 0.01  # a change between drafting and plain AR must gain this much
 
@@ -36,8 +36,10 @@ def nearest_load(requests: int) -> int:
 
 @dataclass
 class _Solved:
-    """A point, what it was found from, whether in hope, how often it will be asked for, and how often it was."""
+    """A point as ``found``, and with the prices a person asked for; what it was found from, whether in hope, how often
+    it will be asked for, and how often it was."""
 
+    found: Operating
     point: Operating
     grounds: np.ndarray
     hoped: bool
@@ -47,7 +49,7 @@ class _Solved:
 
 class OperatingPoints:
     """``StepTime`` and ``Controller`` to prices. Not thread-safe: one engine's thread asks. ``price`` multiplies what
-    rows cost; ``freedom`` as in Shape.
+    rows cost; ``tail`` and ``freedom`` as in Shape.
 
     With ``hopeful``, drafting steps are taken to be cheaper than the table says until some were made: a table that is
     a little off would otherwise rule drafting out for good, since only steps that are made correct it.
@@ -60,12 +62,13 @@ class OperatingPoints:
         monitor: Monitor,
         *,
         price: float = 1.0,
+        tail: int = 0,
         hopeful: bool = False,
         **freedom: Any,
     ):
         self._controller, self._time, self._monitor, self._price = controller, step_time, monitor, price
         self._hopeful = hopeful
-        self.shape = Shape(1 - controller.draft_shift, controller.open_chance, **freedom)
+        self.shape = Shape(1 - controller.draft_shift, controller.open_chance, tail, **freedom)
         self._points: dict[tuple[int, int], _Solved] = {}
         self._tariffs: tuple[Operating, list[Tariff]] | None = None
         self._times: dict[tuple[int, int, int, int], float] = {}
@@ -81,12 +84,13 @@ class OperatingPoints:
         grounds = self._grounds(*key)
         known = found or self._nearest(*key)
         if known is not None and np.abs(grounds - known.grounds).max() < SAME:
-            point, grounds = known.point, known.grounds
+            point, grounds = known.found, known.grounds
         else:
-            point = _priced(self._solve(*key, found.point if found else None), self._price)
+            point = self._solve(*key, found.found if found else None, known.found if known else None)
             self._times.clear()
-        self._points[key] = _Solved(point, grounds, hoping, min(4 * found.lasting, LASTING) if found else FIRST)
-        return point
+        lasting = min(4 * found.lasting, LASTING) if found else FIRST
+        self._points[key] = _Solved(point, _priced(point, self._price), grounds, hoping, lasting)
+        return self._points[key].point
 
     def _hoping(self, requests: int) -> bool:
         """Whether drafting steps of so many requests are taken to be cheaper than the table says."""
@@ -107,7 +111,7 @@ class OperatingPoints:
     def tariffs(self, point: Operating) -> list[Tariff]:
         """A point's prices by history bucket, in plain numbers."""
         if self._tariffs is None or self._tariffs[0] is not point:
-            self._tariffs = point, [Tariff.of(prices, self.shape) for prices in point.buckets]
+            self._tariffs = point, [Tariff.of(bucket.prices, self.shape) for bucket in point.buckets]
         return self._tariffs[1]
 
     def prepare(self) -> None:
@@ -126,13 +130,13 @@ class OperatingPoints:
         spent = self._time.predict(requests, causal_rows, draft_rows, context)
         return (1 - HOPE) * spent if draft_rows and self._hoping(requests) else spent
 
-    def _solve(self, requests: int, stretch: int, before: Operating | None) -> Operating:
+    def _solve(self, requests: int, stretch: int, before: Operating | None, near: Operating | None) -> Operating:
         def time(causal: float, draft: float) -> float:
             spent = self._predict(requests, requests * causal, requests * draft, _middle(stretch))
             return spent / requests
 
         margin = 0.0 if before is None else -MARGIN if before.drafts else MARGIN
-        return solve(time, self._samples(), self.shape, margin=margin)
+        return solve(time, self._samples(), self.shape, margin=margin, near=near)
 
     def _samples(self) -> Samples:
         """The controller's drafts, recalibrated."""
@@ -140,7 +144,7 @@ class OperatingPoints:
         if not monitor.offsets.any():
             return samples
         moved = {}
-        for name in ("open", "known"):
+        for name in GROUPS:
             survival = getattr(samples, name)
             before = np.concatenate((np.ones((len(survival), 1)), survival[:, :-1]), 1)
             conditional = np.divide(survival, before, out=np.zeros_like(survival), where=before > 0)
@@ -157,7 +161,8 @@ def _priced(point: Operating, times: float) -> Operating:
     """The point with its prices overridden by a person."""
     names = ("rate", "causal", "draft", "causal_alone")
 
-    def priced(found: Prices) -> Prices:
-        return replace(found, **{name: times * getattr(found, name) for name in names})
+    def priced(found: Operating) -> Operating:
+        prices = replace(found.prices, **{name: times * getattr(found.prices, name) for name in names})
+        return replace(found, prices=prices, buckets=tuple(map(priced, found.buckets)))
 
-    return replace(point, prices=priced(point.prices), buckets=tuple(map(priced, point.buckets)))
+    return priced(point)

@@ -172,7 +172,7 @@ class _Pricer:
         share, other_share = (self._share(each, context) for each in (plans, others))
         row_price, seat = self._row_price(len(requests), context), self._share([AR] * len(requests), context)
         for i, (row, other) in enumerate(zip(logged, others, strict=True)):
-            conditional, ready = seen[i].conditional, point.buckets[seen[i].bucket].ready[0]
+            conditional, ready = seen[i].conditional, point.buckets[seen[i].bucket].prices.ready
             earned, _ = _worth(row.plan, row, conditional, ready)
             other_earned, known = _worth(other, row, conditional, ready)
             yield Decision(

@@ -100,9 +100,16 @@ class RecGuide(Policy):
         self.monitor = Monitor(self.controller.usual)
         self._forecast = Forecaster(self.controller, self.monitor)
         freedom = FREEDOMS[self.use]
-        self.tail = 0 if freedom else TAIL
+        chained = model.adapter is not None and model.adapter.chain is not None
+        self.tail = TAIL if chained and not freedom else 0
         self._points = OperatingPoints(
-            self.controller, self._time, self.monitor, price=self.price, hopeful=bool(self.online), **freedom
+            self.controller,
+            self._time,
+            self.monitor,
+            price=self.price,
+            tail=self.tail,
+            hopeful=bool(self.online),
+            **freedom,
         )
         self._points.prepare()
         self._steps, self._seconds = 0, 0.0

@@ -61,7 +61,7 @@ def test_a_cut_file_and_none_at_all(path, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(schema=9), "schema is 9, this version reads 1"),
+        (lambda m: m.update(schema=9), "schema is 9, this version reads 2"),
         (lambda m: m.update(feature_schema=0), "feature schema is 0"),
         (lambda m: m.update(model="other"), "digest does not match"),
         (lambda m: m.pop("digest"), "digest"),

@@ -2,6 +2,7 @@
 way."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,26 +17,30 @@ shares = st.floats(0, 1)
 prices_ = st.floats(0.001, 0.6)
 
 
-def prices(causal, draft, ready, known, alone=0.05):
-    return Prices(0.1, causal, draft, alone, np.array([[0.0, *np.cumsum(ready)]]), np.array([[0.0, *np.cumsum(known)]]))
+def prices(causal, draft, ready, known, tail=(), alone=0.05):
+    worth = (np.array([0.0, *np.cumsum(steps)]) for steps in (ready, known, tail))
+    return Prices(0.1, causal, draft, alone, *worth)
 
 
 def brute_force(conditional, held, second, p, shape, weight):
     """Every v, and for every outcome every branch or none."""
     survival = np.cumprod(conditional)
     best = -np.inf
-    sizes = range(p.ready.shape[1])
+    sizes = range(len(p.ready))
     for v in range(held + 1):
         reach = [1.0, *survival[:v]]
         ends = [reach[i] - reach[i + 1] for i in range(v)] + [reach[v]]
         total = weight * sum(reach) - p.causal * (v + 1)
         for place, chance in enumerate(ends):
-            choices = [0.0]
+            tail = p.ready_tail[min(max(held - place - 1, 0), len(p.ready_tail) - 1)]
+            choices = [weight * chance * tail]
             for m in sizes[1:]:
                 cost = p.draft * (m + shape.extra)
-                choices.append(weight * chance * shape.open_chance * p.ready[0, m] - cost)
+                true = shape.open_chance
+                choices.append(weight * chance * (true * p.ready[m] + (1 - true) * tail) - cost)
                 if place < v:
-                    choices.append(weight * chance * second[place] * p.ready_known[0, m] - cost)
+                    true = second[place]
+                    choices.append(weight * chance * (true * p.ready_known[m] + (1 - true) * tail) - cost)
             total += max(choices)
         best = max(best, total)
     return best
@@ -45,13 +50,13 @@ def brute_force(conditional, held, second, p, shape, weight):
 @given(
     st.lists(shares, min_size=3, max_size=3), st.integers(0, 3), st.lists(shares, min_size=3, max_size=3), prices_,
     prices_, st.lists(shares, min_size=3, max_size=3), st.lists(shares, min_size=3, max_size=3),
-    st.sampled_from([Shape(), Shape(1, 0.7)]), st.floats(0.3, 3),
+    st.lists(shares, max_size=2), st.sampled_from([Shape(), Shape(1, 0.7)]), st.floats(0.3, 3),
 )  # fmt: skip
-def test_the_choice_is_brute_forces(conditional, held, second, causal, draft, ready, known, shape, weight):
-    p = prices(causal, draft, ready, known)
+def test_the_choice_is_brute_forces(conditional, held, second, causal, draft, ready, known, tail, shape, weight):
+    p = prices(causal, draft, ready, known, tail)
     survival = np.cumprod(conditional)
     survival[held:] = 0
-    options = Options(survival[None], np.array([second]), np.zeros(1, int), p, shape, weight=np.array([weight]))
+    options = Options(survival[None], np.array([second]), p, shape, weight=np.array([weight]))
     plans = options.best(np.array([held]))
     expected = brute_force(np.array(conditional), held, second, p, shape, weight)
     assert plans.net[0] == pytest.approx(expected, abs=1e-9)
@@ -62,27 +67,31 @@ def test_the_choice_is_brute_forces(conditional, held, second, causal, draft, re
     ends = [reach[i] - reach[i + 1] for i in range(v)] + [reach[v]]
     value = weight * sum(reach)
     rows = 0
-    for place, m in enumerate(plans.open[0]):
-        value += weight * ends[place] * shape.open_chance * p.ready[0, m] if m else 0
-        rows += m + shape.extra if m else 0
-    for place, m in enumerate(plans.known[0]):
-        value += weight * ends[place] * second[place] * p.ready_known[0, m] if m else 0
-        rows += m + shape.extra if m else 0
+    for place, chance in enumerate(ends):
+        value += weight * chance * p.ready_tail[min(max(held - place - 1, 0), len(tail))]
+    for worth, true, lengths in (
+        (p.ready, [shape.open_chance] * 4, plans.open[0]),
+        (p.ready_known, second, plans.known[0]),
+    ):
+        for place, m in enumerate(lengths):
+            instead = p.ready_tail[min(max(held - place - 1, 0), len(tail))]
+            value += weight * ends[place] * true[place] * (worth[m] - instead) if m else 0
+            rows += m + shape.extra if m else 0
     assert plans.draft_rows[0] == rows and plans.value[0] == pytest.approx(value)
 
 
 @settings(max_examples=100)
 @given(
     st.lists(shares, max_size=5), st.lists(shares, min_size=5, max_size=5), prices_, prices_,
-    st.lists(shares, min_size=4, max_size=4), st.floats(0.3, 3), st.booleans(),
+    st.lists(shares, min_size=4, max_size=4), st.lists(shares, max_size=3), st.floats(0.3, 3), st.booleans(),
     st.sampled_from([Shape(), Shape(1, 0.7), Shape(trim=False), Shape(overlap=False), Shape(block=2)]),
 )  # fmt: skip
-def test_plain_numbers_choose_as_arrays_do(conditional, second, causal, draft, ready, weight, drafting, shape):
+def test_plain_numbers_choose_as_arrays_do(conditional, second, causal, draft, ready, tail, weight, drafting, shape):
     held = len(conditional)
-    p = prices(causal, draft, ready, ready[::-1])
+    p = prices(causal, draft, ready, ready[::-1], tail)
     survival = np.zeros(5)
     survival[:held] = np.cumprod(conditional)
-    args = (survival[None], np.array([second]), np.zeros(1, int), p, shape)
+    args = (survival[None], np.array([second]), p, shape)
     many = Options(*args, drafting=drafting, weight=np.array([weight])).best(np.array([held]))
     tariff = Tariff.of(p, shape)
     one = choose(survival[:held].tolist(), second, tariff, drafting=drafting, weight=weight)
@@ -101,7 +110,7 @@ def test_a_higher_price_verifies_a_prefix(conditional, costs):
     sizes = []
     for cost in sorted(costs):
         p = prices(cost, 1.0, [0.5], [0.5], alone=cost)
-        options = Options(survival, np.zeros((1, 6)), np.zeros(1, int), p, Shape(), drafting=False)
+        options = Options(survival, np.zeros((1, 6)), p, Shape(), drafting=False)
         sizes.append(int(options.best(np.array([6])).verify[0]))
     assert sizes == sorted(sizes, reverse=True)
 
@@ -110,10 +119,10 @@ def test_many_requests_are_planned_as_each_alone():
     some = samples(3, 20)
     p = prices(0.05, 0.06, [0.4, 0.3, 0.2], [0.8, 0.3, 0.2])
     second, held = np.full(some.open.shape, 0.4), np.arange(20) % 9
-    together = Options(some.open, second, np.zeros(20, int), p, Shape()).best(held)
+    together = Options(some.open, second, p, Shape()).best(held)
     for i in range(20):
         one = slice(i, i + 1)
-        alone = Options(some.open[one], second[one], np.zeros(1, int), p, Shape()).best(held[one])
+        alone = Options(some.open[one], second[one], p, Shape()).best(held[one])
         for name in ("verify", "open", "known", "value", "draft_rows"):
             assert np.allclose(getattr(together, name)[i], getattr(alone, name)[0]), name
 
@@ -166,7 +175,7 @@ def test_free_rows_are_all_taken_and_dear_ones_never():
 
 def test_a_margin_keeps_to_plain_decoding():
     some, time = samples(1, 128), device(1)
-    gain = max(prices.rate for prices in solve(time, some, Shape()).buckets) * time(1, 0)
+    gain = max(point.prices.rate for point in solve(time, some, Shape()).buckets) * time(1, 0)
     assert gain > 1.02
     assert solve(time, some, Shape(), margin=gain - 1 - 0.01).drafts
     assert not solve(time, some, Shape(), margin=gain - 1 + 0.01).drafts
@@ -179,18 +188,22 @@ def test_a_request_that_guesses_badly_drafts_at_its_own_price():
     order = np.argsort(worse.open.sum(1))
     low = worse.open[order[: len(order) // 3]]
     bucket = np.repeat([0, 1], [len(low), 128])
-    mixed = Samples(np.concatenate((low, some.open)), some.known, bucket, some.known_bucket * 0, some.second, 2)
+    none = np.zeros_like
+    mixed = Samples(
+        np.concatenate((low, some.open)), some.known, some.tail, some.second, bucket,
+        none(some.known_bucket), none(some.tail_bucket), 2,
+    )  # fmt: skip
     point = solve(time, mixed, Shape())
-    rates = [prices.rate for prices in point.buckets]
+    rates = [bucket.prices.rate for bucket in point.buckets]
     assert 1 / time(1, 0) <= rates[0] < point.prices.rate < rates[1]
-    alone = solve(time, mixed.only(0), Shape())
+    alone = solve(time, replace(mixed, open=low, open_bucket=bucket[: len(low)]), Shape())
     assert rates[0] == pytest.approx(alone.prices.rate, rel=0.01)
 
 
 def test_a_draft_ready_is_worth_more_the_longer_it_is():
     point = solve(device(1), samples(1, 128), Shape())
-    for worth in (w for prices in point.buckets for w in (prices.ready, prices.ready_known)):
-        assert (worth[:, 0] == 0).all() and (np.diff(worth, axis=1) >= -1e-9).all()
+    for worth in (w for b in point.buckets for w in (b.prices.ready, b.prices.ready_known)):
+        assert worth[0] == 0 and (np.diff(worth) >= -1e-9).all()
 
 
 @pytest.mark.parametrize(
@@ -206,7 +219,7 @@ def test_plans_keep_to_what_is_allowed():
     some = samples(3, 40)
     p = prices(0.03, 0.02, [0.4, 0.3, 0.2, 0.1], [0.5, 0.3, 0.2, 0.1])
     second, held = np.full(some.open.shape, 0.4), np.arange(40) % 6
-    args = (some.open, second, np.zeros(40, int), p)
+    args = (some.open, second, p)
     whole = Options(*args, Shape(trim=False)).best(held)
     assert (whole.verify == held).all()
     alone = Options(*args, Shape(overlap=False)).best(held)
@@ -224,3 +237,37 @@ def test_drafting_and_verifying_by_turns_is_priced_as_it_pays(requests, drafts):
     point = solve(time, some, Shape(trim=False, overlap=False, block=drafts))
     by_turns = rate_of(time, some, drafts, 0)
     assert point.prices.rate == pytest.approx(max(by_turns, 1 / time(1, 0)), rel=0.005)
+
+
+def test_tails_are_worth_something_and_take_the_place_of_branches():
+    """A tail costs nothing: with tails more is earned and less is drafted, and the more of them the better."""
+    some = samples(1, 128)
+    points = [solve(device(2), some, Shape(tail=tail)) for tail in (0, 1, 3)]
+    rates = [point.prices.rate for point in points]
+    assert rates[0] < rates[1] < rates[2]
+    assert points[2].draft_rows < points[0].draft_rows
+    worth = points[2].prices.ready_tail
+    assert worth[0] == 0 and worth[1] > 0 and (np.diff(worth) >= -1e-9).all()
+
+
+@pytest.mark.parametrize("tail", [1, 2])
+def test_drafts_and_tails_by_turns_are_priced_as_they_pay(tail):
+    """The rate of ar-row with tails, where drafts are verified whole, is that of a chain of states in closed form."""
+    some, time, drafts = samples(1, 128), device(1, launch=1.0), 3
+    point = solve(time, some, Shape(tail=tail, trim=False, overlap=False, block=drafts))
+    size = 1 + tail + 1  # nothing held, a tail of 1.., a draft
+    moves, tokens, spent = np.zeros((size, size)), np.zeros(size), np.zeros(size)
+    moves[0, -1], tokens[0], spent[0] = 1, 1, time(1, drafts)
+    for state, held, survival in [*((t, t, some.tail) for t in range(1, tail + 1)), (size - 1, drafts, some.open)]:
+        reach = np.concatenate((np.ones((128, 1)), survival), 1)[:, : held + 1].mean(0)
+        tokens[state], spent[state] = reach.sum(), time(held + 1, 0)
+        for accepted, chance in enumerate(reach - np.append(reach[1:], 0)):
+            moves[state, min(max(held - accepted - 1, 0), tail)] += chance
+    share = stationary(moves)
+    assert point.prices.rate == pytest.approx(max(share @ tokens / (share @ spent), 1 / time(1, 0)), rel=0.005)
+
+
+def stationary(moves):
+    values, vectors = np.linalg.eig(moves.T)
+    share = vectors[:, np.abs(values - 1).argmin()].real
+    return share / share.sum()
