@@ -53,18 +53,19 @@ class Tariff:
     lengths: range
 
     @classmethod
-    def of(cls, prices: Prices, shape: Shape) -> Tariff:
-        size = len(prices.ready)
+    def of(cls, prices: Prices, shape: Shape, times: float = 1.0) -> Tariff:
+        """``times`` multiplies what rows cost."""
+        size, draft = len(prices.ready), times * prices.draft
         return cls(
-            rate=prices.rate,
+            rate=times * prices.rate,
             open=prices.ready.tolist(),
             known=prices.ready_known.tolist(),
             tail=prices.ready_tail.tolist(),
             open_chance=shape.open_chance,
-            cost=[prices.draft * (m + shape.extra) for m in range(size)],
-            causal=prices.causal,
-            causal_alone=prices.causal_alone,
-            draft=prices.draft,
+            cost=[draft * (m + shape.extra) for m in range(size)],
+            causal=times * prices.causal,
+            causal_alone=times * prices.causal_alone,
+            draft=draft,
             extra=shape.extra,
             trim=shape.trim,
             overlap=shape.overlap,

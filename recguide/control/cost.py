@@ -10,6 +10,8 @@ from __future__ import annotations
 import bisect
 import itertools
 import json
+import statistics
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,8 +24,10 @@ from recguide.models.cache_dir import cache_dir
 from recguide.provenance import write_json
 
 SCHEMA = 2
-SMOOTHING = 0.03
+RECENT = 31  # observations that a correction is the median of
+QUICK, HICCUP = 0.1, 1.5  # weight of a step for the pace of all, and how far from that pace one may count
 ENOUGH = 6  # observations before a correction counts
+LASTING = 256  # steps after which what was last seen of a kind of step counts no more
 Nested = list[list[list[float]]]
 Kind = tuple[int, bool]
 
@@ -66,16 +70,45 @@ class Axes:
         return list(itertools.product(self.requests, self.rows, self.contexts))
 
 
-@dataclass
-class Running:
-    """A mean that forgets slowly."""
+class Recent:
+    """The median of the last observations: a machine that is busy with something else for a moment tells nothing about
+    a kind of step."""
 
-    mean: float = 1.0
-    count: int = 0
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=RECENT)
+        self._last = 0
+        self.median = 1.0
+
+    def add(self, value: float, now: int) -> None:
+        if now - self._last > LASTING:
+            self._values.clear()
+        self._values.append(value)
+        self._last, self.median = now, statistics.median(self._values)
+
+    def known(self, now: int) -> bool:
+        """Whether enough was seen, and not too many steps ago."""
+        return len(self._values) >= ENOUGH and now - self._last <= LASTING
+
+
+class Pace:
+    """How much longer steps take now than the table says, whatever they are: the machine is busy, or another. A mean
+    that forgets."""
+
+    def __init__(self) -> None:
+        self._first: list[float] = []
+        self.mean = 1.0
+
+    @property
+    def known(self) -> bool:
+        return len(self._first) == ENOUGH
 
     def add(self, value: float) -> None:
-        self.count += 1
-        self.mean += max(1 / self.count, SMOOTHING) * (value - self.mean)
+        if self.known:
+            value = min(max(value, self.mean / HICCUP), self.mean * HICCUP)
+            self.mean += QUICK * (value - self.mean)
+        else:
+            self._first.append(value)
+            self.mean = statistics.median(self._first)
 
 
 class CostTable:
@@ -92,8 +125,10 @@ class CostTable:
         self._causal, self._drafting = (_continued(table, axes).tolist() for table in (causal, drafting))
         self._points = tuple((*axis, 2 * axis[-1]) for axis in (axes.requests, axes.rows, axes.contexts))
         self._least = float(causal.min()) / 2
-        self._cells: dict[tuple[int, int, int], Running] = {}
-        self._kinds: dict[Kind, Running] = {}
+        self._steps = 0
+        self._pace = Pace()
+        self._cells: defaultdict[tuple[int, int, int], Recent] = defaultdict(Recent)
+        self._kinds: defaultdict[Kind, Recent] = defaultdict(Recent)
 
     def predict(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
         """Milliseconds of a step with so many rows in all, ``context`` cached tokens per request on average.
@@ -101,8 +136,13 @@ class CostTable:
         Beyond the grid the last two points of an axis are continued in a straight line, or half as steep as the whole
         axis is where that is more: a last point that was measured too low must not make rows free.
         """
-        measured = self._measured(requests, causal_rows, draft_rows, context)
-        return measured * self._correction(requests, causal_rows, draft_rows)
+        table = self._measured(requests, causal_rows, draft_rows, context)
+        return self.pace * self._relative(*self._cell(requests, causal_rows, draft_rows)) * table
+
+    @property
+    def pace(self) -> float:
+        """What all predictions are multiplied by, since steps take longer or shorter now, whatever they are."""
+        return self._pace.mean if self._pace.known else 1.0
 
     def _measured(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
         """What the table itself says."""
@@ -115,24 +155,26 @@ class CostTable:
         return max(cost, self._least)
 
     def observe(self, measured_ms: float, requests: int, causal_rows: int, draft_rows: int, context: float) -> None:
-        """Refine the table by a step that was made: running ratios for steps like it, and for all of its kind."""
-        cell, kind = self._cell(requests, causal_rows, draft_rows)
+        """Refine the table by a step that was made: the pace of all steps, and how steps like it and of its kind differ
+        from the others."""
+        self._steps += 1
+        now, cell, kind = self._steps, *self._cell(requests, causal_rows, draft_rows)
         ratio = measured_ms / self._measured(requests, causal_rows, draft_rows, context)
-        for running in (self._cells.setdefault(cell, Running()), self._kinds.setdefault(kind, Running())):
-            running.add(min(max(ratio, 0.5), 2.0))
+        mine = self._cells[cell], self._kinds[kind]
+        if any(seen.known(now) for seen in mine) or not self._pace.known:  # else it may be the step, not the pace
+            self._pace.add(ratio / self._relative(cell, kind))
+        for seen in mine:
+            seen.add(min(max(ratio / self._pace.mean, 0.5), 2.0), now)
 
     def drafting_seen(self, requests: int) -> bool:
-        """Whether steps of so many requests that draft were seen here often enough to correct the table."""
-        running = self._kinds.get((_nearest(self.axes.requests, requests), True))
-        return running is not None and running.count >= ENOUGH
+        """Whether steps of so many requests that draft were seen here often and lately enough to correct the table."""
+        return self._kinds[_nearest(self.axes.requests, requests), True].known(self._steps)
 
-    def _correction(self, requests: float, causal_rows: float, draft_rows: float) -> float:
-        """What steps like this one took, to what the table says: of the nearest cell, else of the kind, else of plain
-        steps (the whole machine may be slower today), else 1."""
-        cell, kind = self._cell(requests, causal_rows, draft_rows)
-        for running in (self._cells.get(cell), self._kinds.get(kind), self._kinds.get((kind[0], False))):
-            if running is not None and running.count >= ENOUGH:
-                return running.mean
+    def _relative(self, cell: tuple[int, int, int], kind: Kind) -> float:
+        """What steps like this one take, to what table and pace say: of the nearest cell, else of the kind, else 1."""
+        for seen in (self._cells.get(cell), self._kinds.get(kind)):
+            if seen is not None and seen.known(self._steps):
+                return seen.median
         return 1.0
 
     def _cell(self, requests: float, causal_rows: float, draft_rows: float) -> tuple[tuple[int, int, int], Kind]:

@@ -7,6 +7,7 @@ samples, moved by what the monitor has learned since.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -34,13 +35,33 @@ def nearest_load(requests: int) -> int:
     return min(LOADS, key=lambda known: abs(known - requests))
 
 
+@dataclass(frozen=True)
+class Point:
+    """How to run at a load: for requests of each history bucket the operating point that they reach alone, taking it
+    that a request stays in its bucket, and its prices in plain numbers.
+
+    A request has its whole text to write, so that a token of it is worth the time that its own kind pays for one.
+    """
+
+    buckets: tuple[Operating, ...]
+    tariffs: tuple[Tariff, ...]
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anyone drafts at all."""
+        return any(bucket.drafts for bucket in self.buckets)
+
+    @property
+    def rate(self) -> float:
+        """Tokens a millisecond of all requests together; buckets are about equally common."""
+        return fmean(tariff.rate for tariff in self.tariffs)
+
+
 @dataclass
 class _Solved:
-    """A point as ``found``, and with the prices a person asked for; what it was found from, whether in hope, how often
-    it will be asked for, and how often it was."""
+    """A point, what it was found from, whether in hope, how often it will be asked for, and how often it was."""
 
-    found: Operating
-    point: Operating
+    point: Point
     grounds: np.ndarray
     hoped: bool
     lasting: int = FIRST
@@ -49,7 +70,8 @@ class _Solved:
 
 class OperatingPoints:
     """``StepTime`` and ``Controller`` to prices. Not thread-safe: one engine's thread asks. ``price`` multiplies what
-    rows cost; ``tail`` and ``freedom`` as in Shape.
+    rows cost; ``tail`` and ``freedom`` as in Shape. Milliseconds are at the pace of the table: plans do not change when
+    the whole machine becomes slower.
 
     With ``hopeful``, drafting steps are taken to be cheaper than the table says until some were made: a table that is
     a little off would otherwise rule drafting out for good, since only steps that are made correct it.
@@ -70,10 +92,9 @@ class OperatingPoints:
         self._hopeful = hopeful
         self.shape = Shape(1 - controller.draft_shift, controller.open_chance, tail, **freedom)
         self._points: dict[tuple[int, int], _Solved] = {}
-        self._tariffs: tuple[Operating, list[Tariff]] | None = None
         self._times: dict[tuple[int, int, int, int], float] = {}
 
-    def at(self, requests: int, context: float) -> Operating:
+    def at(self, requests: int, context: float) -> Point:
         """The point for so many requests with so many tokens of context each."""
         key = (nearest_load(requests), int(context) // CONTEXT_STEP)
         found = self._points.get(key)
@@ -81,16 +102,16 @@ class OperatingPoints:
         if found is not None and found.asked < found.lasting and found.hoped == hoping:
             found.asked += 1
             return found.point
+        self._times.clear()
         grounds = self._grounds(*key)
         known = found or self._nearest(*key)
         if known is not None and np.abs(grounds - known.grounds).max() < SAME:
-            point, grounds = known.found, known.grounds
+            point, grounds = known.point, known.grounds
         else:
-            point = self._solve(*key, found.found if found else None, known.found if known else None)
-            self._times.clear()
+            point = self._solve(*key, found.point if found else None, known.point if known else None)
         lasting = min(4 * found.lasting, LASTING) if found else FIRST
-        self._points[key] = _Solved(point, _priced(point, self._price), grounds, hoping, lasting)
-        return self._points[key].point
+        self._points[key] = _Solved(point, grounds, hoping, lasting)
+        return point
 
     def _hoping(self, requests: int) -> bool:
         """Whether drafting steps of so many requests are taken to be cheaper than the table says."""
@@ -108,35 +129,37 @@ class OperatingPoints:
         near = [(abs(s - stretch), solved) for (count, s), solved in self._points.items() if count == requests]
         return min(near, key=lambda found: found[0])[1] if near else None
 
-    def tariffs(self, point: Operating) -> list[Tariff]:
-        """A point's prices by history bucket, in plain numbers."""
-        if self._tariffs is None or self._tariffs[0] is not point:
-            self._tariffs = point, [Tariff.of(bucket.prices, self.shape) for bucket in point.buckets]
-        return self._tariffs[1]
-
     def prepare(self) -> None:
         """Solve the usual loads now, so that no step has to wait for it."""
         for load in LOADS[:PREPARED]:
             self.at(load, 0)
 
     def milliseconds(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
-        """A step's predicted time."""
+        """A step's predicted time, at the pace of the table."""
         key = (requests, causal_rows, draft_rows, int(context) // CONTEXT_STEP)
         if key not in self._times:
             self._times[key] = self._predict(requests, causal_rows, draft_rows, _middle(key[3]))
         return self._times[key]
 
     def _predict(self, requests: int, causal_rows: float, draft_rows: float, context: float) -> float:
-        spent = self._time.predict(requests, causal_rows, draft_rows, context)
+        spent = self._time.predict(requests, causal_rows, draft_rows, context) / self._time.pace
         return (1 - HOPE) * spent if draft_rows and self._hoping(requests) else spent
 
-    def _solve(self, requests: int, stretch: int, before: Operating | None, near: Operating | None) -> Operating:
+    def _solve(self, requests: int, stretch: int, before: Point | None, near: Point | None) -> Point:
+        """``before``: what was done at this load, which is kept to for small gains; ``near``: where to start from."""
+
         def time(causal: float, draft: float) -> float:
             spent = self._predict(requests, requests * causal, requests * draft, _middle(stretch))
             return spent / requests
 
-        margin = 0.0 if before is None else -MARGIN if before.drafts else MARGIN
-        return solve(time, self._samples(), self.shape, margin=margin, near=near)
+        samples, buckets = self._samples(), []
+        for bucket in range(samples.buckets):
+            kept = before and before.buckets[bucket].drafts
+            margin = 0.0 if kept is None else -MARGIN if kept else MARGIN
+            start = near.buckets[bucket] if near else buckets[-1] if buckets else None
+            buckets.append(solve(time, samples.only(bucket), self.shape, margin=margin, near=start))
+        tariffs = tuple(Tariff.of(bucket.prices, self.shape, self._price) for bucket in buckets)
+        return Point(tuple(buckets), tariffs)
 
     def _samples(self) -> Samples:
         """The controller's drafts, recalibrated."""
@@ -155,14 +178,3 @@ class OperatingPoints:
 
 def _middle(stretch: int) -> float:
     return (stretch + 0.5) * CONTEXT_STEP
-
-
-def _priced(point: Operating, times: float) -> Operating:
-    """The point with its prices overridden by a person."""
-    names = ("rate", "causal", "draft", "causal_alone")
-
-    def priced(found: Operating) -> Operating:
-        prices = replace(found.prices, **{name: times * getattr(found.prices, name) for name in names})
-        return replace(found, prices=prices, buckets=tuple(map(priced, found.buckets)))
-
-    return priced(point)

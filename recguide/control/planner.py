@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -208,11 +209,7 @@ class Samples(Drafts):
 @dataclass(frozen=True)
 class Operating:
     """The best stationary way to run: its prices, whether anyone drafts at all, and per step and request its tokens,
-    rows and milliseconds.
-
-    ``mean_rows``: causal and draft rows of its steps that draft, and causal rows of those that do not. ``buckets``: the
-    points of requests of each history bucket.
-    """
+    rows and milliseconds. ``mean_rows``: causal and draft rows of its steps that draft, and causal rows of others."""
 
     prices: Prices
     drafts: bool
@@ -221,7 +218,6 @@ class Operating:
     draft_rows: float
     milliseconds: float
     mean_rows: tuple[float, float, float]
-    buckets: tuple[Operating, ...] = ()
 
 
 STARTS = ((1.0, 1.5, 1.0), (2.0, 4.0, 2.0), (3.5, 12.0, 3.5))  # mean rows, as in Operating
@@ -231,28 +227,15 @@ SETTLED = 1e-3  # a round that raises the rate by less, as a share, is the last
 
 
 def solve(
-    time: StepTime, samples: Samples, shape: Shape, *, margin: float = 0.0, near: Operating | None = None
+    time: StepTime, drafts: Drafts, shape: Shape, *, margin: float = 0.0, near: Operating | None = None
 ) -> Operating:
     """The operating point of highest rate, from several starts: step times are not convex, and a start near an earlier
     point settled for less. Where one that drafts is ``near``, and is found to draft still, it is the only start.
 
-    Drafting must beat plain AR by ``margin`` (a share), so that a caller can keep to what it did before.
-
-    ``time`` is asked for rows per request. ``prices`` come from all requests together, ``buckets`` are those of each
-    history bucket at the rate that its requests reach alone, taking it that a request stays in its bucket: a request
-    has its whole text to write, so that a token of it is worth the time that its own kind pays for one.
+    Drafting must beat plain AR by ``margin`` (a share), so that a caller can keep to what it did before. ``time`` is
+    asked for rows per request.
     """
-    together = _best(time, samples, shape, margin, near)
-    known = near.buckets if near is not None else (None,) * samples.buckets
-    each = [
-        _best(time, samples.only(bucket), shape, margin, before if before is not None and before.drafts else together)
-        for bucket, before in enumerate(known)
-    ]
-    return replace(together, drafts=any(point.drafts for point in (together, *each)), buckets=tuple(each))
-
-
-def _best(time: StepTime, drafts: Drafts, shape: Shape, margin: float, near: Operating | None) -> Operating:
-    """The best point of ``drafts``."""
+    time = cache(time)
     if not len(drafts.tail):
         shape = replace(shape, tail=0)
     best = plain = _plain(time, drafts, shape)

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from recguide.control.choose import Tariff
 from recguide.control.controller import Controller
 from recguide.control.forecast import Forecaster
 from recguide.control.monitor import Monitor
 from recguide.control.operating import OperatingPoints
-from recguide.control.planner import Prices
 from recguide.control.step_time import StepTime
 from recguide.engine.plan import AR, Branch, RequestPlan, clamp
 from recguide.engine.request import Draft, Request
@@ -166,19 +166,19 @@ class _Pricer:
         ]
         context = sum(len(r.tokens) for r in requests) / len(requests)
         point = self._points.at(len(requests), context)
-        prices = point.prices
         seen = self._forecast(requests)
         plans = [row.plan for row in logged]
         share, other_share = (self._share(each, context) for each in (plans, others))
         row_price, seat = self._row_price(len(requests), context), self._share([AR] * len(requests), context)
         for i, (row, other) in enumerate(zip(logged, others, strict=True)):
-            conditional, ready = seen[i].conditional, point.buckets[seen[i].bucket].prices.ready
+            conditional, tariff = seen[i].conditional, point.tariffs[seen[i].bucket]
+            ready = np.array(tariff.open)
             earned, _ = _worth(row.plan, row, conditional, ready)
             other_earned, known = _worth(other, row, conditional, ready)
             yield Decision(
                 step, row.request.id, len(row.request.draft.tokens) if row.request.draft else 0, row.accepted,
                 row.plan, other, earned - share, other_earned - other_share,
-                _oracle(row, prices, ready, row_price, seat),
+                _oracle(row, tariff, ready, row_price, seat),
                 known, tuple(row.request.draft.top1) if row.request.draft else (),
             )  # fmt: skip
 
@@ -225,9 +225,9 @@ def _survival(verify: int, row: _Logged, conditional: Sequence[float]) -> list[f
     return out
 
 
-def _oracle(row: _Logged, prices: Prices, ready: np.ndarray, row_price: float, seat: float) -> float:
+def _oracle(row: _Logged, tariff: Tariff, ready: np.ndarray, row_price: float, seat: float) -> float:
     """The best that was to be had: what will be accepted is verified, and the best draft made for what comes true."""
-    draft_price = prices.draft if np.isfinite(prices.draft) else row_price
+    draft_price = tariff.draft if np.isfinite(tariff.draft) else row_price
     drafting = max(0.0, float((ready - draft_price * np.arange(len(ready))).max()))
     return 1 + row.accepted * (1 - row_price) + drafting - seat
 

@@ -54,6 +54,6 @@ def best_blocks(controller: Controller, step_time: StepTime, loads: Sequence[int
     made = []
     for load in loads:
         best = max((b for b in BLOCKS if b <= controller.places + 1), key=lambda block: rate(load, block))
-        point = points.at(load, context).prices.rate
+        point = points.at(load, context).rate
         made.append(Entry(load, best, 1e3 * rate(load, best), 1e3 * max(point, rate(load, best))))
     return made

@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from recguide.control.cost import CostTable, Identity, load_cost_table, stored_identity
 from recguide.control.profile import identity_of
@@ -16,6 +16,10 @@ from recguide.models.loader import Model
 
 
 class StepTime(Protocol):
+    @property
+    def pace(self) -> float:
+        """What all predictions are multiplied by, since the machine is slower or faster now than it was."""
+
     def predict(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
         """Milliseconds of a step with so many rows in all, ``context`` cached tokens per request on average."""
 
@@ -35,6 +39,7 @@ class RowCost:
 
     floor_ms: float = 20.0
     row_ms: float = 0.65
+    pace: ClassVar[float] = 1.0
 
     def observe(self, measured_ms: float, requests: int, causal_rows: int, draft_rows: int, context: float) -> None:
         """A line has nothing to refine."""

@@ -21,8 +21,7 @@ from recguide.control.features import GROUP, KINDS
 from recguide.control.forecast import Forecaster, Seen
 from recguide.control.modes import Modes
 from recguide.control.monitor import Monitor
-from recguide.control.operating import OperatingPoints
-from recguide.control.planner import Operating
+from recguide.control.operating import OperatingPoints, Point
 from recguide.control.shipped import shipped_controller
 from recguide.control.step_time import step_time_of
 from recguide.engine.observe import Outcome
@@ -153,12 +152,10 @@ class RecGuide(Policy):
                 self._last = _Step(point, context, spent, False)
         return [self._explored(r, p) for r, p in zip(requests, plans, strict=True)] if self.explore else plans
 
-    def _priced(
-        self, requests: Sequence[Request], point: Operating, context: float, drafting: bool
-    ) -> list[RequestPlan]:
+    def _priced(self, requests: Sequence[Request], point: Point, context: float, drafting: bool) -> list[RequestPlan]:
         seen = self._forecast(requests)
         weights = self._weights(requests)
-        tariffs = self._points.tariffs(point)
+        tariffs = point.tariffs
         best = None
         for drafts in (True, False) if drafting else (False,):
             chosen = [
@@ -172,7 +169,8 @@ class RecGuide(Policy):
                 best = worth, chosen, spent
         _, chosen, spent = best
         self._last = _Step(point, context, spent, True)
-        return [self._as_plan(r, s, c, spent) for r, s, c in zip(requests, seen, chosen, strict=True)]
+        predicted = self._time.pace * spent
+        return [self._as_plan(r, s, c, predicted) for r, s, c in zip(requests, seen, chosen, strict=True)]
 
     def _as_plan(self, request: Request, seen: Seen, chosen: Choice, spent: float) -> RequestPlan:
         branches = []
@@ -234,7 +232,7 @@ class RecGuide(Policy):
             self._learn_outcome(outcome)
         if self.online and self._last and not step.prefill_rows:
             last, count, spent = self._last, step.requests, step.seconds * 1e3
-            plain = self._points.milliseconds(count, count, 0, last.context)
+            plain = self._time.pace * self._points.milliseconds(count, count, 0, last.context)
             self._modes.learn(count, drafted=last.drafting, tokens=step.committed, milliseconds=spent, plain_ms=plain)
             self._time.observe(spent, count, step.rows - step.draft_rows, step.draft_rows, last.context)
 
@@ -265,8 +263,8 @@ class RecGuide(Policy):
         last = self._last
         hits = self._branches["used"] / self._branches["drafted"] if self._branches["drafted"] else None
         return {
-            "price": last.point.prices.rate if last else None,
-            "predicted_ms": last.milliseconds if last else None,
+            "price": last.point.rate if last else None,
+            "predicted_ms": self._time.pace * last.milliseconds if last else None,
             "drafting": last.drafting if last else None,
             "block_mix": dict(self._mix),
             "branch_hits": hits,
@@ -277,9 +275,9 @@ class RecGuide(Policy):
 
 @dataclass(frozen=True)
 class _Step:
-    """What the last step was planned at."""
+    """What the last step was planned at; milliseconds at the pace of the table."""
 
-    point: Operating
+    point: Point
     context: float
     milliseconds: float
     drafting: bool

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recguide.control.cost import Axes, CostTable, Identity, load_cost_table
+from recguide.control.cost import ENOUGH, LASTING, Axes, CostTable, Identity, load_cost_table
 from recguide.errors import RecGuideError
 
 HERE = Identity(model="abc", adapter="lora2x4", dtype="bfloat16", profile="123")
@@ -73,12 +73,57 @@ def test_what_is_seen_refines_the_table_slowly_and_where_it_was_seen():
     before = {requests: made.predict(requests, requests, 0, 64) for requests in AXES.requests}
     for _ in range(200):
         made.observe(24.0, 4, 4, 0, 64)
-    assert made.predict(4, 4, 0, 64) == pytest.approx(24.0, rel=0.01)
-    assert made.predict(1, 1, 0, 64) == before[1]
-    assert made.predict(16, 16, 0, 64) == before[16]
+        made.observe(before[16], 16, 16, 0, 64)
+    assert made.predict(4, 4, 0, 64) == pytest.approx(24.0, rel=0.02)
+    assert made.predict(16, 16, 0, 64) == pytest.approx(before[16], rel=0.02)
     once = table()
     once.observe(1e9, 4, 4, 0, 64)  # a hiccup of the machine
     assert once.predict(4, 4, 0, 64) < 1.1 * before[4]
+
+
+@pytest.mark.parametrize("seen", [(4, 4, 0), (4, 4, 12)])
+def test_a_slower_machine_is_slower_at_all_steps(seen):
+    """Whatever steps show it first, and those that were never made, too: nothing becomes dear beside something else."""
+    made = table()
+    steps = [(1, 1, 0), (4, 4, 0), (4, 4, 12), (16, 48, 0)]
+    before = {step: made.predict(*step, 64) for step in steps}
+    for _ in range(ENOUGH):
+        made.observe(1.7 * before[seen], *seen, 64)
+    assert made.pace == pytest.approx(1.7)
+    assert [made.predict(*step, 64) for step in steps] == pytest.approx([1.7 * t for t in before.values()])
+
+
+def test_steps_that_cost_more_than_the_table_says_are_told_from_a_slower_machine():
+    """Drafting steps take 1.3 times what they should, and the machine becomes slower in the middle."""
+    made = table()
+    plain, drafting = (4, 4, 0), (4, 4, 12)
+    should = {plain: made.predict(*plain, 64), drafting: 1.3 * made.predict(*drafting, 64)}
+    for pace, steps in ((1.0, 100), (1.6, 30)):
+        for _ in range(steps):
+            for step, milliseconds in should.items():
+                made.observe(pace * milliseconds, *step, 64)
+        for step, milliseconds in should.items():
+            assert made.predict(*step, 64) == pytest.approx(pace * milliseconds, rel=0.03)
+    assert made.predict(*drafting, 64) / made.predict(*plain, 64) == pytest.approx(
+        should[drafting] / should[plain], rel=0.02
+    )
+
+
+def test_what_was_seen_long_ago_counts_no_more():
+    """Drafting that was slow once is taken at the table's word again, or nobody would ever find out that it is not."""
+    made = table()
+    plain, drafting = (4, 4, 0), (4, 4, 12)
+    should = {step: made.predict(*step, 64) for step in (plain, drafting)}
+    for step, times in ((plain, 1.0), (drafting, 1.8)):
+        for _ in range(ENOUGH):
+            made.observe(times * should[step], *step, 64)
+    for _ in range(LASTING):
+        assert made.drafting_seen(4)
+        assert made.predict(*drafting, 64) == pytest.approx(1.8 * should[drafting])
+        made.observe(should[plain], *plain, 64)
+    made.observe(should[plain], *plain, 64)
+    assert not made.drafting_seen(4)
+    assert made.predict(*drafting, 64) == pytest.approx(should[drafting])
 
 
 def test_the_file_reads_back(tmp_path):

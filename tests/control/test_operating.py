@@ -1,5 +1,7 @@
 """Operating points: solved anew when their grounds move, and hopeful about drafting until it was seen."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -34,7 +36,12 @@ def test_hope_makes_up_for_a_table_that_is_a_little_off():
 
 
 def seen(step_time, points, steps, milliseconds):
-    """Steps of a request that draft, as they were timed; returns the point they lead to."""
+    """Steps of a request that draft, as they were timed, and plain ones as the table says; returns the point they lead
+    to."""
+    plain = step_time.predict(1, 1, 0, 0)
+    for _ in range(steps):
+        points.at(1, 0)
+        step_time.observe(plain, 1, 1, 0, 0)
     for _ in range(steps):
         points.at(1, 0)
         step_time.observe(milliseconds, 1, 1, 3, 0)
@@ -65,6 +72,7 @@ def test_a_machine_that_is_slower_today_is_slower_for_drafts_too():
         step_time.observe(told, 2, 2, 6, 0)
     assert step_time.drafting_seen(2)
     assert step_time.predict(2, 2, 6, 0) == pytest.approx(told)
+    assert step_time.predict(2, 2, 0, 0) == pytest.approx(1.2 * step_time._measured(2, 2, 0, 0))
 
 
 def test_a_line_is_not_hoped_for():
@@ -74,6 +82,20 @@ def test_a_line_is_not_hoped_for():
 
 def test_a_price_multiplies_what_rows_cost():
     controller, step_time = handmade(draft_shift=1), table(1.1)
-    dear = OperatingPoints(controller, step_time, Monitor(controller.usual), price=3.0).at(1, 0).prices
-    found = points_of(step_time, hopeful=False).at(1, 0).prices
+    dear = OperatingPoints(controller, step_time, Monitor(controller.usual), price=3.0).at(1, 0).tariffs[1]
+    found = points_of(step_time, hopeful=False).at(1, 0).tariffs[1]
     assert (dear.rate, dear.causal, dear.draft) == pytest.approx((3 * found.rate, 3 * found.causal, 3 * found.draft))
+
+
+def test_a_request_that_guesses_badly_drafts_at_its_own_price():
+    """At the price of all together drafting would never pay for it, and its tokens would come one by one."""
+    controller, step_time = handmade(draft_shift=1), table(1.3)
+    samples = controller.samples
+    worst = np.argsort(samples.open.sum(1))[: len(samples.open) // 3]
+    bucket = np.ones(len(samples.open), int)
+    bucket[worst] = 0
+    known = np.ones(len(samples.known), int)
+    mixed = replace(controller, samples=replace(samples, open_bucket=bucket, known_bucket=known, buckets=2))
+    point = OperatingPoints(mixed, step_time, Monitor(controller.usual)).at(1, 0)
+    poor, good = (bucket.prices.rate for bucket in point.buckets)
+    assert 1 / step_time.predict(1, 1, 0, 192) <= poor < point.rate < good

@@ -2,7 +2,6 @@
 way."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recguide.control.choose import Tariff, choose
-from recguide.control.planner import Operating, Options, Prices, Samples, Shape, solve
+from recguide.control.planner import Operating, Options, Prices, Shape, solve
 from tests.controllers import samples
 
 shares = st.floats(0, 1)
@@ -175,34 +174,15 @@ def test_free_rows_are_all_taken_and_dear_ones_never():
 
 def test_a_margin_keeps_to_plain_decoding():
     some, time = samples(1, 128), device(1)
-    gain = max(point.prices.rate for point in solve(time, some, Shape()).buckets) * time(1, 0)
+    gain = solve(time, some, Shape()).prices.rate * time(1, 0)
     assert gain > 1.02
     assert solve(time, some, Shape(), margin=gain - 1 - 0.01).drafts
     assert not solve(time, some, Shape(), margin=gain - 1 + 0.01).drafts
 
 
-def test_a_request_that_guesses_badly_drafts_at_its_own_price():
-    """At the price of all together drafting would never pay for it, and its tokens would come one by one."""
-    some, time = samples(1, 128), device(1)
-    worse = some.only(0)
-    order = np.argsort(worse.open.sum(1))
-    low = worse.open[order[: len(order) // 3]]
-    bucket = np.repeat([0, 1], [len(low), 128])
-    none = np.zeros_like
-    mixed = Samples(
-        np.concatenate((low, some.open)), some.known, some.tail, some.second, bucket,
-        none(some.known_bucket), none(some.tail_bucket), 2,
-    )  # fmt: skip
-    point = solve(time, mixed, Shape())
-    rates = [bucket.prices.rate for bucket in point.buckets]
-    assert 1 / time(1, 0) <= rates[0] < point.prices.rate < rates[1]
-    alone = solve(time, replace(mixed, open=low, open_bucket=bucket[: len(low)]), Shape())
-    assert rates[0] == pytest.approx(alone.prices.rate, rel=0.01)
-
-
 def test_a_draft_ready_is_worth_more_the_longer_it_is():
     point = solve(device(1), samples(1, 128), Shape())
-    for worth in (w for b in point.buckets for w in (b.prices.ready, b.prices.ready_known)):
+    for worth in (point.prices.ready, point.prices.ready_known):
         assert worth[0] == 0 and (np.diff(worth) >= -1e-9).all()
 
 
@@ -248,6 +228,18 @@ def test_tails_are_worth_something_and_take_the_place_of_branches():
     assert points[2].draft_rows < points[0].draft_rows
     worth = points[2].prices.ready_tail
     assert worth[0] == 0 and worth[1] > 0 and (np.diff(worth) >= -1e-9).all()
+
+
+@pytest.mark.parametrize("requests", [1, 2, 4])
+def test_a_start_near_the_point_leads_where_the_others_do(requests):
+    """Also where steps that draft turned out dearer than that point took them for, and where it is a wrong one."""
+    some, shape = samples(1, 128), Shape(tail=2)
+    known = [
+        solve(device(n, launch=launch), some, shape) for n, launch in ((requests, 0.5), (requests, 3.5), (16, 2.5))
+    ]
+    expected = solve(device(requests), some, shape).prices.rate
+    for near in known:
+        assert solve(device(requests), some, shape, near=near).prices.rate == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize("tail", [1, 2])

@@ -40,7 +40,9 @@ def test_what_the_controller_holds(trained):
     samples = controller.samples
     assert samples.open.shape[1] == PLACES == controller.places
     assert ((samples.open >= 0) & (samples.open <= 1)).all() and (np.diff(samples.open, axis=1) <= 1e-12).all()
-    assert set(samples.open_bucket.tolist()) <= {0, 1, 2} and controller.draft_shift == 1 and controller.open_chance == 1
+    assert (
+        set(samples.open_bucket.tolist()) <= {0, 1, 2} and controller.draft_shift == 1 and controller.open_chance == 1
+    )
     assert controller.usual.shape == (len(GROUPS), PLACES)
     assert controller.about["report"]["models"]["mismatch"]["rows"] > 200
 
