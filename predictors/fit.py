@@ -22,7 +22,7 @@ from recguide.predictors.report import Report
 
 from recguide.control.controller import COLUMNS, Controller, load_controller
 from recguide.control.features import GROUP, GROUPS, KINDS, MISMATCH, block_features
-from recguide.control.planner import Samples
+from recguide.control.solve import Samples
 from recguide.errors import RecGuideError
 from recguide.provenance import check_writable, provenance
 from recguide.trace.reader import Trace, read_traces

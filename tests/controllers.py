@@ -6,8 +6,8 @@ import numpy as np
 
 from recguide.control.controller import COLUMNS, Controller
 from recguide.control.features import GROUPS
-from recguide.control.planner import Samples
 from recguide.control.scoring import Logistic, Scorer
+from recguide.control.solve import Samples
 from recguide.models.loader import Model
 
 PLACES = 8

@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from recguide.control import features
-from recguide.control.planner import Samples
 from recguide.control.scoring import Scorer
+from recguide.control.solve import Samples
 from recguide.errors import RecGuideError
 
 SCHEMA = 2

@@ -17,7 +17,8 @@ from recguide.control.controller import Controller
 from recguide.control.features import GROUPS
 from recguide.control.forecast import shifted
 from recguide.control.monitor import Monitor
-from recguide.control.planner import Operating, Samples, Shape, solve
+from recguide.control.planner import Shape
+from recguide.control.solve import Operating, Samples, solve
 from recguide.control.step_time import StepTime
 
 CONTEXT_STEP = 384  # tokens of context that share a point
