@@ -18,7 +18,8 @@ from recguide.control.features import GROUPS
 KEPT = 4096  # reached positions that the quality figures are of
 WINDOW = 50  # verifications that the alarm looks back on
 LEAST = 24  # fewer verifications prove nothing
-ALARM, CLEAR = -5.0, -2.5  # standard deviations below the usual acceptance
+ALARM, DEAD = -5.0, 1 / 3  # standard deviations below the usual acceptance, and the share of it: both, for an alarm
+ALIVE, PROOF = 0.6, 12  # share of the usual acceptance that ends an alarm, in so many verifications
 STEP, LEAST_STEP = 0.5, 0.01  # of the recalibration: STEP / observations, at least LEAST_STEP
 OFFSET_PLACES = 3  # later positions share an offset
 BINS = 10
@@ -32,7 +33,7 @@ class Monitor:
         self.offsets = np.zeros((len(GROUPS), OFFSET_PLACES))
         self._seen = np.zeros((len(GROUPS), OFFSET_PLACES))
         self._pairs: deque[tuple[float, bool]] = deque(maxlen=KEPT)
-        self._window: deque[tuple[float, float]] = deque(maxlen=WINDOW)
+        self._window: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
         self._quality: dict[str, Any] | None = None  # until more is observed
         self.observed = 0
         self.drift: str | None = None
@@ -62,21 +63,23 @@ class Monitor:
             expected += share
             variance += share * (1 - share)
             self.observed += 1
-        self._window.append((min(accepted, len(predicted)) - expected, variance))
+        self._window.append((min(accepted, len(predicted)), expected, variance))
         self._judge()
 
     def _judge(self) -> None:
-        if len(self._window) < LEAST:
-            return
-        surplus, variance = map(sum, zip(*self._window, strict=True))
-        deviations = surplus / variance**0.5 if variance else 0.0
-        if deviations < ALARM:
+        """Alarm where hardly anything is accepted. Less than usual is none: requests differ by a factor of five, and a
+        hard one may last. It looks dead, too, and plain AR is about right for it; what follows it ends the alarm."""
+        got, usual, variance = map(sum, zip(*self._window, strict=True))
+        if self.drift is not None:
+            if len(self._window) == PROOF and got > ALIVE * usual:
+                self.drift, self._window = None, deque(maxlen=WINDOW)
+        elif len(self._window) >= LEAST and got < min(DEAD * usual, usual + ALARM * variance**0.5):
+            fewer = (usual - got) / len(self._window)
             self.drift = (
-                f"drafts are accepted far less often than in training ({-surplus / len(self._window):.2f} fewer a "
-                "verification): is the draft adapter on? plain AR until they are again"
+                f"drafts are accepted far less often than in training ({fewer:.2f} fewer a verification): "
+                "is the draft adapter on? plain AR until they are again"
             )
-        elif deviations > CLEAR:
-            self.drift = None
+            self._window = deque(maxlen=PROOF)
 
     def quality(self) -> dict[str, Any]:
         """On-policy figures of the latest reached positions: auc, brier, ece, reliability, positions."""

@@ -74,7 +74,7 @@ FREEDOMS: dict[str, dict[str, Any]] = {
 }
 
 TAIL = 2  # drafts to keep of what a rejection leaves
-PROBE_EVERY = 32  # steps between drafts while drifted, to see whether drafting works again
+PROBE_EVERY = 8  # steps between drafts while drifted, to see whether drafting works again
 PROBE_DRAFTS = 3
 FLOOR_WEIGHT = 4.0  # what a token of a request below its floor counts at most
 

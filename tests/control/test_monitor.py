@@ -40,7 +40,13 @@ def test_the_alarm_ends_when_drafts_are_accepted_again():
     monitor = Monitor(USUAL)
     play(monitor, 60, 0.02)
     assert "adapter" in monitor.drift
+    play(monitor, 60, 0.05)
+    assert monitor.drift is not None
     play(monitor, 60, 0.55)
+    assert monitor.drift is None
+    monitor = Monitor(USUAL)
+    play(monitor, 60, 0.02)
+    play(monitor, 20, 0.6)  # what is seen behind the alarm counts alone
     assert monitor.drift is None
 
 

@@ -86,8 +86,9 @@ def test_without_a_shipped_controller_it_says_what_to_do(monkeypatch):
 
 
 def test_a_dead_drafter_is_flagged_within_50_rounds_and_text_stays(monkeypatch):
-    cost = RowCost(20.0, 0.05)
-    engine = engine_of(cost=cost, concurrency=1, monkeypatch=monkeypatch)
+    cost, dead = RowCost(20.0, 0.05), small_model(shift=1)
+    dead.adapter.mask_embedding[0] = -1.0  # what makes its drafts right half of the time, turned round
+    engine = engine_of(model=dead, cost=cost, concurrency=1, monkeypatch=monkeypatch)
     engine.policy.monitor._usual[:] = 0.85  # a good drafter, as far as training knows
     plain = play(engine_of("ar"), 100, PROMPTS[:2])
     verified = []
