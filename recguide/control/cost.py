@@ -77,13 +77,14 @@ class Recent:
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=RECENT)
         self._last = 0
-        self.median = 1.0
+        self.median, self.ever = 1.0, False
 
     def add(self, value: float, now: int) -> None:
         if now - self._last > LASTING:
             self._values.clear()
         self._values.append(value)
         self._last, self.median = now, statistics.median(self._values)
+        self.ever = self.ever or len(self._values) >= ENOUGH
 
     def known(self, now: int) -> bool:
         """Whether enough was seen, and not too many steps ago."""
@@ -167,8 +168,8 @@ class CostTable:
             seen.add(min(max(ratio / self._pace.mean, 0.5), 2.0), now)
 
     def drafting_seen(self, requests: int) -> bool:
-        """Whether steps of so many requests that draft were seen here often and lately enough to correct the table."""
-        return self._kinds[_nearest(self.axes.requests, requests), True].known(self._steps)
+        """Whether steps of so many requests that draft were ever seen here often enough to correct the table."""
+        return self._kinds[_nearest(self.axes.requests, requests), True].ever
 
     def _relative(self, cell: tuple[int, int, int], kind: Kind) -> float:
         """What steps like this one take, to what table and pace say: of the nearest cell, else of the kind, else 1."""
