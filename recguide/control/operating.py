@@ -27,7 +27,7 @@ PREPARED = 6  # loads that are solved beforehand
 FIRST, LASTING = 16, 256  # steps after which a point is solved again, with what has been learned since: 16, 64, 256
 PROBES = ((1, 0), (3, 0), (1, 2), (3, 6))  # causal and draft rows of steps whose times show whether prices still hold
 SAME, ODDS = 0.05, 4.0  # times within 5%, and log-odds within ODDS times that: the point is kept
-HOPE = 0.25  # share by which a drafting step may turn out cheaper than the table says, until some were made
+HOPE = 0.15  # share by which a drafting step may turn out cheaper than the table says, until some were made
 MARGIN = 0.01  # a change between drafting and plain AR must gain this much
 
 
