@@ -7,7 +7,7 @@ samples, moved by what the monitor has learned since.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ class Point:
     @property
     def rate(self) -> float:
         """Tokens a millisecond of all requests together; buckets are about equally common."""
-        return fmean(tariff.rate for tariff in self.tariffs)
+        return mean(tariff.rate for tariff in self.tariffs)
 
 
 @dataclass

@@ -90,7 +90,7 @@ def solve(
         best = max(best, _settle(time, drafts, shape, start, seen), key=lambda point: point.prices.rate)
         if start is near and best.drafts:
             break
-    return best if best.prices.rate >= plain.prices.rate * (1 + margin) else plain
+    return best if best.drafts and best.prices.rate >= plain.prices.rate * (1 + margin) else plain
 
 
 def _plain(time: StepTime, drafts: Drafts, shape: Shape) -> Operating:
