@@ -83,11 +83,12 @@ def solve(
     if not len(drafts.tail):
         shape = replace(shape, tail=0)
     best = plain = _plain(time, drafts, shape)
+    stack = _Stack(drafts, shape)
     seen: set[float] = set()
     for start in (near, *(replace(plain, mean_rows=rows) for rows in STARTS)):
         if start is None or (start is near and not near.drafts):
             continue
-        best = max(best, _settle(time, drafts, shape, start, seen), key=lambda point: point.prices.rate)
+        best = max(best, _settle(time, stack, shape, start, seen), key=lambda point: point.prices.rate)
         if start is near and best.drafts:
             break
     return best if best.drafts and best.prices.rate >= plain.prices.rate * (1 + margin) else plain
@@ -103,7 +104,7 @@ def _plain(time: StepTime, drafts: Drafts, shape: Shape) -> Operating:
     return Operating(prices, False, 1.0, 1.0, 0.0, spent, (1.0, 1.0, 1.0))
 
 
-def _settle(time: StepTime, drafts: Drafts, shape: Shape, start: Operating, seen: set[float]) -> Operating:
+def _settle(time: StepTime, stack: _Stack, shape: Shape, start: Operating, seen: set[float]) -> Operating:
     """Policy iteration from ``start``: the best point on the way. It ends where another start's way, of rates ``seen``,
     is met."""
     best = point = start
@@ -111,10 +112,10 @@ def _settle(time: StepTime, drafts: Drafts, shape: Shape, start: Operating, seen
         costs = _Costs.at(time, point.prices.rate, *point.mean_rows)
         prices = replace(point.prices, causal=costs.causal, draft=costs.draft, causal_alone=costs.causal_alone)
         for _ in range(WORTH_ROUNDS):
-            before, prices = prices, _worth(drafts, prices, shape, costs)
+            before, prices = prices, _worth(stack, prices, shape, costs)
             if np.abs(prices.ready - before.ready).max() < SETTLED:
                 break
-        point = _stationary(time, drafts, shape, prices, costs)
+        point = _stationary(time, stack, shape, prices, costs)
         met = point.prices.rate in seen
         seen.add(point.prices.rate)
         last = met or point.draft_rows == 0 or (number and point.prices.rate < best.prices.rate * (1 + SETTLED))
@@ -154,20 +155,27 @@ def _slope(time: Callable[[float], float], low: float, high: float) -> float:
     return max((time(high) - time(low)) / (high - low), 0.0)
 
 
-class _Both:
-    """The options of all drafts, in steps that draft and in steps that do not: open ones first, then known, tails."""
+class _Stack:
+    """All drafts of a problem, one behind the other: open ones first, then known, tails; what no price changes."""
 
-    def __init__(self, drafts: Drafts, prices: Prices, shape: Shape):
+    def __init__(self, drafts: Drafts, shape: Shape):
         places = drafts.open.shape[1]
         tails = np.zeros((len(drafts.tail) if shape.tail else 0, places))
         tails[:, : shape.tail] = drafts.tail[: len(tails), : shape.tail]
         parts = {"ready": drafts.open, "ready_known": drafts.known, "ready_tail": tails}
         ends = np.cumsum([len(part) for part in parts.values()])
         self.parts = {name: slice(end - len(parts[name]), end) for name, end in zip(parts, ends, strict=True)}
-        survival = np.concatenate(list(parts.values()))
+        self.survival = np.concatenate(list(parts.values()))
         self.held = np.arange(places + 1)[:, None]
-        self.second = np.broadcast_to(drafts.second, survival.shape)
-        args = (survival, self.second, prices, shape)
+        self.second = np.broadcast_to(drafts.second, self.survival.shape)
+
+
+class _Both:
+    """The options of a stack of drafts, in steps that draft and in steps that do not."""
+
+    def __init__(self, stack: _Stack, prices: Prices, shape: Shape):
+        self.parts, self.held, self.second = stack.parts, stack.held, stack.second
+        args = (stack.survival, stack.second, prices, shape)
         self.with_, self.alone = Options(*args), Options(*args, drafting=False)
 
     def net(self, shape: Shape, costs: _Costs) -> np.ndarray:
@@ -178,9 +186,9 @@ class _Both:
         return np.maximum(with_, self.alone.values(self.held).max(-1) - costs.fixed_alone)
 
 
-def _worth(drafts: Drafts, prices: Prices, shape: Shape, costs: _Costs) -> Prices:
+def _worth(stack: _Stack, prices: Prices, shape: Shape, costs: _Costs) -> Prices:
     """``prices`` with W worked out anew from what it was."""
-    both, made = _Both(drafts, prices, shape), {}
+    both, made = _Both(stack, prices, shape), {}
     each = both.net(shape, costs)
     for name, part in both.parts.items():
         before = getattr(prices, name)
@@ -203,12 +211,12 @@ class _Played:
     moves: np.ndarray
 
 
-def _stationary(time: StepTime, drafts: Drafts, shape: Shape, prices: Prices, costs: _Costs) -> Operating:
+def _stationary(time: StepTime, stack: _Stack, shape: Shape, prices: Prices, costs: _Costs) -> Operating:
     """Play the plans: how often each draft is at hand, and the tokens, rows and time that follow.
 
     States are drafts of 0 to K tokens, then tails of 1 and more.
     """
-    played = _play(time, _Both(drafts, prices, shape), shape, costs)
+    played = _play(time, _Both(stack, prices, shape), shape, costs)
     share = _shares(np.array([p.moves for p in played]))
     tokens, causal, draft, drafting, spent = (
         np.array([getattr(p, name) for p in played])
