@@ -8,7 +8,6 @@ at tiles and cache sizes, and may fall.
 from __future__ import annotations
 
 import bisect
-import itertools
 import json
 import statistics
 from collections import defaultdict, deque
@@ -27,7 +26,8 @@ SCHEMA = 2
 RECENT = 31  # observations that a correction is the median of
 QUICK, HICCUP = 0.1, 1.5  # weight of a step for the pace of all, and how far from that pace one may count
 ENOUGH = 6  # observations before a correction counts
-LASTING = 256  # steps after which what was last seen of a kind of step counts no more
+TRUST = 8  # observations that count as much as the table: the machine's pace moves while they are made
+LASTING = 1000  # steps after which what was last seen of a kind of step counts no more
 Nested = list[list[list[float]]]
 Kind = tuple[int, bool]
 
@@ -65,10 +65,6 @@ class Axes:
     def shape(self) -> tuple[int, int, int]:
         return len(self.requests), len(self.rows), len(self.contexts)
 
-    def cells(self) -> list[tuple[int, int, int]]:
-        """Every (requests, rows, context), cheapest kinds first."""
-        return list(itertools.product(self.requests, self.rows, self.contexts))
-
 
 class Recent:
     """The median of the last observations: a machine that is busy with something else for a moment tells nothing about
@@ -76,19 +72,25 @@ class Recent:
 
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=RECENT)
-        self._last = 0
+        self._count, self._last = 0, 0
         self.median, self.ever = 1.0, False
 
     def add(self, value: float, now: int) -> None:
         if now - self._last > LASTING:
             self._values.clear()
+            self._count = 0
         self._values.append(value)
-        self._last, self.median = now, statistics.median(self._values)
-        self.ever = self.ever or len(self._values) >= ENOUGH
+        self._count, self._last, self.median = self._count + 1, now, statistics.median(self._values)
+        self.ever = self.ever or self._count >= ENOUGH
+
+    @property
+    def believed(self) -> float:
+        """The median, as far as there are enough observations to be believed over the table."""
+        return self.median ** (self._count / (self._count + TRUST))
 
     def known(self, now: int) -> bool:
         """Whether enough was seen, and not too many steps ago."""
-        return len(self._values) >= ENOUGH and now - self._last <= LASTING
+        return self._count >= ENOUGH and now - self._last <= LASTING
 
 
 class Pace:
@@ -138,7 +140,8 @@ class CostTable:
         axis is where that is more: a last point that was measured too low must not make rows free.
         """
         table = self._measured(requests, causal_rows, draft_rows, context)
-        return self.pace * self._relative(*self._cell(requests, causal_rows, draft_rows)) * table
+        seen = self._seen(*self._cell(requests, causal_rows, draft_rows))
+        return self.pace * (seen.believed if seen else 1.0) * table
 
     @property
     def pace(self) -> float:
@@ -162,8 +165,10 @@ class CostTable:
         now, cell, kind = self._steps, *self._cell(requests, causal_rows, draft_rows)
         ratio = measured_ms / self._measured(requests, causal_rows, draft_rows, context)
         mine = self._cells[cell], self._kinds[kind]
-        if any(seen.known(now) for seen in mine) or not self._pace.known:  # else it may be the step, not the pace
-            self._pace.add(ratio / self._relative(cell, kind))
+        if not self._pace.known:
+            self._pace.add(ratio)
+        elif self._cells[cell].known(now):  # else it may be the step, not the pace
+            self._pace.add(ratio / self._cells[cell].median)
         for seen in mine:
             seen.add(min(max(ratio / self._pace.mean, 0.5), 2.0), now)
 
@@ -171,12 +176,10 @@ class CostTable:
         """Whether steps of so many requests that draft were ever seen here often enough to correct the table."""
         return self._kinds[_nearest(self.axes.requests, requests), True].ever
 
-    def _relative(self, cell: tuple[int, int, int], kind: Kind) -> float:
-        """What steps like this one take, to what table and pace say: of the nearest cell, else of the kind, else 1."""
-        for seen in (self._cells.get(cell), self._kinds.get(kind)):
-            if seen is not None and seen.known(self._steps):
-                return seen.median
-        return 1.0
+    def _seen(self, cell: tuple[int, int, int], kind: Kind) -> Recent | None:
+        """What steps like this one took, to what table and pace say: of the nearest cell, else of the kind."""
+        found = (self._cells.get(cell), self._kinds.get(kind))
+        return next((seen for seen in found if seen is not None and seen.known(self._steps)), None)
 
     def _cell(self, requests: float, causal_rows: float, draft_rows: float) -> tuple[tuple[int, int, int], Kind]:
         """Grid places of requests, causal rows and draft rows each (-1: none), and the kind of step: whether it

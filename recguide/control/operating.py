@@ -23,11 +23,13 @@ from recguide.control.step_time import StepTime
 
 CONTEXT_STEP = 384  # tokens of context that share a point
 LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # a load shares the point of the nearest one
-PREPARED = 6  # loads that are solved beforehand
-FIRST, LASTING = 16, 256  # steps after which a point is solved again, with what has been learned since: 16, 64, 256
+PREPARED = 8  # loads that are solved beforehand
+FIRST, LASTING = 16, 256  # steps after which a point is looked at again, with what has been learned since: 16, 64, 256
+PATIENCE = 48  # steps from one solving to the next, which takes as long as a step or two of a small processor
+FRESH = 16  # steps for which a predicted time is kept
 PROBES = ((1, 0), (3, 0), (1, 2), (3, 6))  # causal and draft rows of steps whose times show whether prices still hold
 SAME, ODDS = 0.05, 4.0  # times within 5%, and log-odds within ODDS times that: the point is kept
-HOPE = 0.15  # share by which a drafting step may turn out cheaper than the table says, until some were made
+TRIAL_DRAFTS = 2  # drafts of every request in steps that are made for their times
 MARGIN = 0.01  # a change between drafting and plain AR must gain this much
 
 
@@ -60,11 +62,12 @@ class Point:
 
 @dataclass
 class _Solved:
-    """A point, what it was found from, whether in hope, how often it will be asked for, and how often it was."""
+    """A point, what it was found from, whether drafting steps were seen by then, how often it will be asked for, and
+    how often it was."""
 
     point: Point
     grounds: np.ndarray
-    hoped: bool
+    seen: bool
     lasting: int = FIRST
     asked: int = 0
 
@@ -73,9 +76,6 @@ class OperatingPoints:
     """``StepTime`` and ``Controller`` to prices. Not thread-safe: one engine's thread asks. ``price`` multiplies what
     rows cost; ``tail`` and ``freedom`` as in Shape. Milliseconds are at the pace of the table: plans do not change when
     the whole machine becomes slower.
-
-    With ``hopeful``, drafting steps are taken to be cheaper than the table says until some were made: a table that is
-    a little off would otherwise rule drafting out for good, since only steps that are made correct it.
     """
 
     def __init__(
@@ -86,37 +86,50 @@ class OperatingPoints:
         *,
         price: float = 1.0,
         tail: int = 0,
-        hopeful: bool = False,
         **freedom: Any,
     ):
         self._controller, self._time, self._monitor, self._price = controller, step_time, monitor, price
-        self._hopeful = hopeful
         self.shape = Shape(1 - controller.draft_shift, controller.open_chance, tail, **freedom)
         self._points: dict[tuple[int, int], _Solved] = {}
+        self._asked, self._patient_until = 0, 0
         self._times: dict[tuple[int, int, int, int], float] = {}
 
     def at(self, requests: int, context: float) -> Point:
-        """The point for so many requests with so many tokens of context each."""
+        """The point for so many requests with so many tokens of context each; for a while one of another context or
+        one that is out of date, so that no two steps in a row wait for a solution."""
+        self._asked += 1
+        if self._asked % FRESH == 0:
+            self._times.clear()
         key = (nearest_load(requests), int(context) // CONTEXT_STEP)
         found = self._points.get(key)
-        hoping = self._hoping(key[0])
-        if found is not None and found.asked < found.lasting and found.hoped == hoping:
-            found.asked += 1
-            return found.point
+        seen = self._time.drafting_seen(key[0])
+        known = found or self._nearest(*key)
+        if known is not None:
+            known.asked += 1
+            current = known is found and found.asked <= found.lasting and found.seen == seen
+            if current or self._asked < self._patient_until:
+                return known.point
+        return self._look_again(key, found, known, seen)
+
+    def _look_again(self, key: tuple[int, int], found: _Solved | None, known: _Solved | None, seen: bool) -> Point:
         self._times.clear()
         grounds = self._grounds(*key)
-        known = found or self._nearest(*key)
         if known is not None and np.abs(grounds - known.grounds).max() < SAME:
             point, grounds = known.point, known.grounds
         else:
             point = self._solve(*key, found.point if found else None, known.point if known else None)
+            self._patient_until = self._asked + PATIENCE
         lasting = min(4 * found.lasting, LASTING) if found else FIRST
-        self._points[key] = _Solved(point, grounds, hoping, lasting)
+        self._points[key] = _Solved(point, grounds, seen, lasting)
         return point
 
-    def _hoping(self, requests: int) -> bool:
-        """Whether drafting steps of so many requests are taken to be cheaper than the table says."""
-        return self._hopeful and not self._time.drafting_seen(requests)
+    def trial_gain(self, requests: int, context: float) -> float:
+        """What a step in which everybody drafts and one that verifies should earn of what two plain ones do."""
+        accepted = self._controller.open_chance * self._controller.samples.open[:, :TRIAL_DRAFTS].sum(1).mean()
+        plain = self.milliseconds(requests, requests, 0, context)
+        spent = self.milliseconds(requests, requests, requests * TRIAL_DRAFTS, context)
+        spent += self.milliseconds(requests, requests * (1 + TRIAL_DRAFTS), 0, context)
+        return (2 + accepted) * plain / spent
 
     def _grounds(self, requests: int, stretch: int) -> np.ndarray:
         """What a point follows from, as numbers that mean the same where they differ by less than SAME: logarithms of
@@ -143,8 +156,7 @@ class OperatingPoints:
         return self._times[key]
 
     def _predict(self, requests: int, causal_rows: float, draft_rows: float, context: float) -> float:
-        spent = self._time.predict(requests, causal_rows, draft_rows, context) / self._time.pace
-        return (1 - HOPE) * spent if draft_rows and self._hoping(requests) else spent
+        return self._time.predict(requests, causal_rows, draft_rows, context) / self._time.pace
 
     def _solve(self, requests: int, stretch: int, before: Point | None, near: Point | None) -> Point:
         """``before``: what was done at this load, which is kept to for small gains; ``near``: where to start from."""

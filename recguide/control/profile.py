@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Iterator
@@ -86,21 +87,25 @@ class Profiler:
 
     @property
     def measurements(self) -> int:
-        return 2 * len(self.axes.cells()) * self.repeats
+        return self._times.size
 
     def run(self) -> Iterator[str]:
         """Measure everything; yields a line after each measurement.
 
-        The grid is gone over once for each repeat: a hiccup of the machine then spoils one sample of some cells, not
-        all samples of one.
+        The grid is gone over once for each repeat, each time in another order: a slow minute of the machine then spoils
+        one sample of some cells that lie apart, not all samples of one, nor all cells of so many requests.
         """
+        places = list(np.ndindex(2, *self.axes.shape))
+        order = random.Random(0)
         for repeat in range(self.repeats):
-            for place, (requests, rows, context) in zip(np.ndindex(self.axes.shape), self.axes.cells(), strict=True):
-                for kind, (trunk, masks) in enumerate(((rows, 0), (1, rows))):
-                    spent = _sample(DryStep(self.model, requests, trunk, masks, context))
-                    self._times[(kind, *place, repeat)] = spent
-                    what = ("causal", "draft")[kind]
-                    yield f"{requests} requests x {rows} {what} rows, context {context}: {spent:.1f} ms"
+            for place in order.sample(places, len(places)):
+                kind, at, row, stretch = place
+                requests, rows, context = self.axes.requests[at], self.axes.rows[row], self.axes.contexts[stretch]
+                trunk, masks = (1, rows) if kind else (rows, 0)
+                spent = _sample(DryStep(self.model, requests, trunk, masks, context))
+                self._times[(*place, repeat)] = spent
+                what = ("causal", "draft")[kind]
+                yield f"{requests} requests x {rows} {what} rows, context {context}: {spent:.1f} ms"
 
     def table(self) -> CostTable:
         about = {"provenance": provenance(), "repeats": self.repeats, "model_name": self.model.name}

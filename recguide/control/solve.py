@@ -67,6 +67,7 @@ class Operating:
 STARTS = ((1.0, 1.5, 1.0), (2.0, 4.0, 2.0), (3.5, 12.0, 3.5))  # mean rows, as in Operating
 ROUNDS = 6
 WORTH_ROUNDS = 5
+SIZES, HOPELESS = (1, 2, 4, 8), 0.95  # where plans of one of these sizes earn less of plain AR, nothing is looked for
 SETTLED = 1e-3  # a round that raises the rate by less, as a share, is the last
 
 
@@ -83,6 +84,8 @@ def solve(
     if not len(drafts.tail):
         shape = replace(shape, tail=0)
     best = plain = _plain(time, drafts, shape)
+    if _simple_gain(time, drafts, shape) < HOPELESS:
+        return plain
     stack = _Stack(drafts, shape)
     seen: set[float] = set()
     for start in (near, *(replace(plain, mean_rows=rows) for rows in STARTS)):
@@ -102,6 +105,17 @@ def _plain(time: StepTime, drafts: Drafts, shape: Shape) -> Operating:
     alone = rate * (time(2, 0) - spent)
     prices = Prices(rate, alone, np.inf, alone, nothing, nothing, np.zeros(shape.tail + 1))
     return Operating(prices, False, 1.0, 1.0, 0.0, spent, (1.0, 1.0, 1.0))
+
+
+def _simple_gain(time: StepTime, drafts: Drafts, shape: Shape) -> float:
+    """What plans of one size earn at best of what plain decoding does: drafting and verifying in turn, or in one step
+    whose draft always comes true."""
+    gains = []
+    for size in SIZES:
+        accepted, rows = shape.open_chance * float(drafts.open[:, :size].sum(1).mean()), size + shape.extra
+        gains.append((2 + accepted) / (time(1, rows) + time(1 + size, 0)))
+        gains.append((1 + accepted) / time(1 + size, rows))
+    return max(gains) * time(1, 0)
 
 
 def _settle(time: StepTime, stack: _Stack, shape: Shape, start: Operating, seen: set[float]) -> Operating:

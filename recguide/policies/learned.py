@@ -19,9 +19,9 @@ from recguide.control.choose import Choice, choose
 from recguide.control.controller import Controller, load_controller
 from recguide.control.features import GROUP, KINDS
 from recguide.control.forecast import Forecaster, Seen
-from recguide.control.modes import Modes
+from recguide.control.modes import Modes, Way
 from recguide.control.monitor import Monitor
-from recguide.control.operating import OperatingPoints, Point
+from recguide.control.operating import TRIAL_DRAFTS, OperatingPoints, Point
 from recguide.control.shipped import shipped_controller
 from recguide.control.step_time import step_time_of
 from recguide.engine.observe import Outcome
@@ -30,7 +30,7 @@ from recguide.engine.request import Request
 from recguide.engine.stats import StepRecord
 from recguide.errors import RecGuideError
 from recguide.models.loader import Model
-from recguide.policies.base import Knob, Policy, continuation, correction, opened
+from recguide.policies.base import Knob, Policy, continuation, correction, draft_or_verify, opened
 from recguide.policies.knobs import ChoiceKnob, FileKnob
 
 FILE = FileKnob(name="file", help="controller file (empty: the one shipped)")
@@ -107,7 +107,6 @@ class RecGuide(Policy):
             self.monitor,
             price=self.price,
             tail=self.tail,
-            hopeful=bool(self.online),
             **freedom,
         )
         self._points.prepare()
@@ -141,16 +140,30 @@ class RecGuide(Policy):
         if self.monitor.drift is not None:
             plans = self._probing(requests)
         else:
-            drafting = point.drafts
-            if self.online:
-                drafting = self._modes.drafts(len(requests), wants=point.drafts)
-            if holding or drafting:
-                plans = self._priced(requests, point, context, drafting)
+            way = self._way(len(requests), point, context)
+            if way is Way.TRIAL:
+                plans = self._trial(requests, point, context)
+            elif holding or way is Way.DRAFTING:
+                plans = self._priced(requests, point, context, way is Way.DRAFTING)
             else:
                 plans = [AR] * len(requests)
                 spent = self._points.milliseconds(len(requests), len(requests), 0, context)
-                self._last = _Step(point, context, spent, False)
+                self._last = _Step(point, context, spent, Way.PLAIN)
         return [self._explored(r, p) for r, p in zip(requests, plans, strict=True)] if self.explore else plans
+
+    def _way(self, requests: int, point: Point, context: float) -> Way:
+        if not self.online:
+            return Way.DRAFTING if point.drafts else Way.PLAIN
+        trial_gain, seen = self._points.trial_gain(requests, context), self._time.drafting_seen(requests)
+        return self._modes.way(requests, wants=point.drafts, trial_gain=trial_gain, seen=seen)
+
+    def _trial(self, requests: Sequence[Request], point: Point, context: float) -> list[RequestPlan]:
+        """Whoever holds a draft has it verified, everybody else drafts."""
+        plans = [draft_or_verify(request, 1 + TRIAL_DRAFTS) for request in requests]
+        causal, branching = sum(1 + p.verify for p in plans), sum(b.rows for p in plans for b in p.branches)
+        spent = self._points.milliseconds(len(plans), causal, branching, context)
+        self._last = _Step(point, context, spent, Way.TRIAL)
+        return plans
 
     def _priced(self, requests: Sequence[Request], point: Point, context: float, drafting: bool) -> list[RequestPlan]:
         seen = self._forecast(requests)
@@ -168,7 +181,7 @@ class RecGuide(Policy):
             if best is None or worth > best[0]:
                 best = worth, chosen, spent
         _, chosen, spent = best
-        self._last = _Step(point, context, spent, True)
+        self._last = _Step(point, context, spent, Way.DRAFTING)
         predicted = self._time.pace * spent
         return [self._as_plan(r, s, c, predicted) for r, s, c in zip(requests, seen, chosen, strict=True)]
 
@@ -233,7 +246,7 @@ class RecGuide(Policy):
         if self.online and self._last and not step.prefill_rows:
             last, count, spent = self._last, step.requests, step.seconds * 1e3
             plain = self._time.pace * self._points.milliseconds(count, count, 0, last.context)
-            self._modes.learn(count, drafted=last.drafting, tokens=step.committed, milliseconds=spent, plain_ms=plain)
+            self._modes.learn(count, last.way, tokens=step.committed, milliseconds=spent, plain_ms=plain)
             self._time.observe(spent, count, step.rows - step.draft_rows, step.draft_rows, last.context)
 
     def _learn_outcome(self, outcome: Outcome) -> None:
@@ -265,7 +278,7 @@ class RecGuide(Policy):
         return {
             "price": last.point.rate if last else None,
             "predicted_ms": self._time.pace * last.milliseconds if last else None,
-            "drafting": last.drafting if last else None,
+            "drafting": last.way is not Way.PLAIN if last else None,
             "block_mix": dict(self._mix),
             "branch_hits": hits,
             "drift": self.drift,
@@ -280,7 +293,7 @@ class _Step:
     point: Point
     context: float
     milliseconds: float
-    drafting: bool
+    way: Way
 
 
 def _check_fits(controller: Controller, model: Model, path: Path) -> None:
