@@ -2,15 +2,16 @@
 
 The load goes 1 -> 16 -> 1 in one run, many times over other prompts. Counted are steps with exactly that many requests
 and no prompt rows: ``--grace`` of them after a change are left out, the rate of the next ``--window`` is compared with
-that of the rest of the stretch, over all changes to that load. Changes of mode (drafting or plain) are counted behind
-the grace.
+that of the rest of the stretch, over all changes to that load: tokens of a request while, by the cost table, a plain
+step behind such contexts would have passed, since contexts right behind a change differ from those later on. Changes of
+mode (drafting or plain) are counted behind the grace.
 
 python -m recguide.bench.load_steps --simulate data/profiles/smollm2-135m-bfloat16.json --json OUT.json
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +25,7 @@ from recguide.bench.cases import about_device, about_model, about_prompts
 from recguide.bench.changing_load import LEARNED, ClosedLoop, Walk, opened
 from recguide.commands.entry import run
 from recguide.commands.options import PromptsFile, Simulate, integers, progress_bar
+from recguide.control.step_time import step_time_of
 from recguide.models import embedded
 from recguide.models.loader import Model
 from recguide.policies import parse_policy
@@ -45,9 +47,11 @@ class Jumps:
 
 @dataclass(frozen=True)
 class Step:
-    """Of one step: seconds, tokens committed, and whether drafting was on."""
+    """Of one step: seconds, those that a plain step of its requests should take, tokens committed, and whether drafting
+    was on."""
 
     seconds: float
+    plain_seconds: float
     tokens: int
     drafting: bool | None
 
@@ -57,14 +61,16 @@ def stretches(
 ) -> Iterator[tuple[int, Sequence[Step]]]:
     """Yields (load, the steps that count) for every stretch."""
     loop = ClosedLoop(model, spec, prompts, Walk(loads=jumps.loads))
-    engine = loop.engine
+    engine, step_time = loop.engine, step_time_of(model)[0]
     for load in jumps.loads * jumps.rounds:
         steps: list[Step] = []
 
         def ended(_seconds: float, _tokens: int, load: int = load, steps: list[Step] = steps) -> bool:
             last = engine.last_step
             if last.requests == load and not last.prefill_rows:
-                steps.append(Step(last.seconds, last.committed, engine.policy.status().get("drafting")))
+                context = sum(len(request.tokens) for request in engine.running) / max(len(engine.running), 1)
+                plain = step_time.predict(load, load, 0, context) / 1e3
+                steps.append(Step(last.seconds, plain, last.committed, engine.policy.status().get("drafting")))
             return len(steps) >= jumps.grace + jumps.window + jumps.rest
 
         loop.stretch(load, ended)
@@ -72,28 +78,33 @@ def stretches(
 
 
 def summarise(seen: Sequence[tuple[int, Sequence[Step]]], jumps: Jumps) -> list[dict]:
-    """Per load: tokens/s right behind the grace and in the rest, their ratio, and changes of mode in 100 steps."""
+    """Per load: tokens/s right behind the grace and in the rest, how what was earned there of plain steps compares, and
+    changes of mode in 100 steps."""
     rows = []
     for load in dict.fromkeys(at for at, _ in seen):
         settled = [steps[jumps.grace :] for at, steps in seen if at == load]
-        early = _rate(step for steps in settled for step in steps[: jumps.window])
-        late = _rate(step for steps in settled for step in steps[jumps.window :])
+        early = [step for steps in settled for step in steps[: jumps.window]]
+        late = [step for steps in settled for step in steps[jumps.window :]]
         switches = sum(a.drafting != b.drafting for steps in settled for a, b in pairwise(steps))
         rows.append(
             {
                 "load": load,
-                "early_tok_s": early,
-                "steady_tok_s": late,
-                "ratio": early / late,
+                "early_tok_s": _rate(early),
+                "steady_tok_s": _rate(late),
+                "ratio": _earned(early) / _earned(late),
                 "switches_per_100_steps": 100 * switches / sum(map(len, settled)),
             }
         )
     return rows
 
 
-def _rate(steps: Iterable[Step]) -> float:
-    counted = list(steps)
-    return sum(step.tokens for step in counted) / sum(step.seconds for step in counted)
+def _rate(steps: Sequence[Step]) -> float:
+    return sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
+
+
+def _earned(steps: Sequence[Step]) -> float:
+    """Tokens while a plain step should have passed."""
+    return sum(step.tokens for step in steps) / sum(step.seconds / step.plain_seconds for step in steps)
 
 
 @app.command()
@@ -135,7 +146,7 @@ def main(
 
 
 def _shown(summary: Sequence[dict]) -> Table:
-    table = Table("load", "tokens/s after the change", "tokens/s settled", "ratio", "changes of mode in 100 steps")
+    table = Table("load", "tokens/s behind it", "tokens/s settled", "gains, ratio", "changes of mode in 100 steps")
     for row in summary:
         rates = (f"{row[name]:.1f}" for name in ("early_tok_s", "steady_tok_s"))
         table.add_row(str(row["load"]), *rates, f"{row['ratio']:.3f}", f"{row['switches_per_100_steps']:.1f}")

@@ -75,8 +75,7 @@ class _Solved:
 class OperatingPoints:
     """``StepTime`` and ``Controller`` to prices. Not thread-safe: one engine's thread asks. ``price`` multiplies what
     rows cost; ``tail`` and ``freedom`` as in Shape. Milliseconds are at the pace of the table: plans do not change when
-    the whole machine becomes slower.
-    """
+    the whole machine becomes slower."""
 
     def __init__(
         self,
@@ -91,6 +90,7 @@ class OperatingPoints:
         self._controller, self._time, self._monitor, self._price = controller, step_time, monitor, price
         self.shape = Shape(1 - controller.draft_shift, controller.open_chance, tail, **freedom)
         self._points: dict[tuple[int, int], _Solved] = {}
+        self._accepted = controller.open_chance * float(controller.samples.open[:, :TRIAL_DRAFTS].sum(1).mean())
         self._asked, self._patient_until = 0, 0
         self._times: dict[tuple[int, int, int, int], float] = {}
 
@@ -125,11 +125,10 @@ class OperatingPoints:
 
     def trial_gain(self, requests: int, context: float) -> float:
         """What a step in which everybody drafts and one that verifies should earn of what two plain ones do."""
-        accepted = self._controller.open_chance * self._controller.samples.open[:, :TRIAL_DRAFTS].sum(1).mean()
         plain = self.milliseconds(requests, requests, 0, context)
         spent = self.milliseconds(requests, requests, requests * TRIAL_DRAFTS, context)
         spent += self.milliseconds(requests, requests * (1 + TRIAL_DRAFTS), 0, context)
-        return (2 + accepted) * plain / spent
+        return (2 + self._accepted) * plain / spent
 
     def _grounds(self, requests: int, stretch: int) -> np.ndarray:
         """What a point follows from, as numbers that mean the same where they differ by less than SAME: logarithms of

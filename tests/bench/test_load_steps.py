@@ -14,7 +14,7 @@ PROMPTS = [[1, 2, 3 + i] for i in range(5)]
 
 
 def steady(rate, count, drafting=True):
-    return [Step(1.0, rate, drafting)] * count
+    return [Step(1.0, 1.0, rate, drafting)] * count
 
 
 def test_a_slow_start_behind_the_grace_shows_and_one_within_it_does_not():
@@ -25,9 +25,16 @@ def test_a_slow_start_behind_the_grace_shows_and_one_within_it_does_not():
     assert row["ratio"] == pytest.approx(0.1)
 
 
+def test_longer_contexts_behind_a_change_are_not_held_against_the_policy():
+    """Half as fast there, where plain steps take twice as long."""
+    slow = [Step(2.0, 2.0, 5, True)] * 5
+    (row,) = summarise([(1, slow + steady(5, 5))], Jumps(loads=(1,), grace=2, window=3, rest=5))
+    assert row["early_tok_s"] == row["steady_tok_s"] / 2 and row["ratio"] == 1.0
+
+
 def test_changes_of_mode_are_counted_behind_the_grace():
     modes = [False, True, True, False, True, True, True, True, True, True]
-    (row,) = summarise([(1, [Step(1.0, 1, mode) for mode in modes])], Jumps(loads=(1,), grace=2, window=3, rest=5))
+    (row,) = summarise([(1, [Step(1.0, 1.0, 1, mode) for mode in modes])], Jumps(loads=(1,), grace=2, window=3, rest=5))
     assert row["switches_per_100_steps"] == pytest.approx(100 * 2 / 8)
 
 
@@ -51,7 +58,7 @@ def test_the_script_writes_what_it_shows(tmp_path, monkeypatch):
 
 def test_what_was_seen_before_an_interrupt_is_kept(tmp_path, monkeypatch):
     def interrupted(*_):
-        yield 1, [Step(1.0, 1, True)] * 100
+        yield 1, [Step(1.0, 1.0, 1, True)] * 100
         raise KeyboardInterrupt
 
     monkeypatch.setattr(changing_load, "open_model", lambda *_: small_model(shift=1))
