@@ -28,7 +28,7 @@ FIRST, LASTING = 16, 256  # steps after which a point is looked at again, with w
 PATIENCE = 48  # steps from one solving to the next, which takes as long as a step or two of a small processor
 FRESH = 16  # steps for which a predicted time is kept
 PROBES = ((1, 0), (3, 0), (1, 2), (3, 6))  # causal and draft rows of steps whose times show whether prices still hold
-SAME, ODDS = 0.05, 4.0  # times within 5%, and log-odds within ODDS times that: the point is kept
+SAME, ODDS = 0.1, 2.0  # times within a tenth of plain ones, and log-odds within ODDS times that: the point is kept
 TRIAL_DRAFTS = 2  # drafts of every request in steps that are made for their times
 MARGIN = 0.01  # a change between drafting and plain AR must gain this much
 
@@ -58,6 +58,10 @@ class Point:
     def rate(self) -> float:
         """Tokens a millisecond of all requests together; buckets are about equally common."""
         return mean(tariff.rate for tariff in self.tariffs)
+
+    def slowed(self, times: float) -> Point:
+        """The same where all steps take so many times as long: rows cost as many tokens, and tokens come slower."""
+        return Point(self.buckets, tuple(replace(tariff, rate=tariff.rate / times) for tariff in self.tariffs))
 
 
 @dataclass
@@ -114,11 +118,12 @@ class OperatingPoints:
     def _look_again(self, key: tuple[int, int], found: _Solved | None, known: _Solved | None, seen: bool) -> Point:
         self._times.clear()
         grounds = self._grounds(*key)
-        if known is not None and np.abs(grounds - known.grounds).max() < SAME:
-            point, grounds = known.point, known.grounds
-        else:
+        kept = _kept(known, grounds) if known else None
+        if kept is None:
             point = self._solve(*key, found.point if found else None, known.point if known else None)
             self._patient_until = self._asked + PATIENCE
+        else:
+            point, grounds = kept
         lasting = min(4 * found.lasting, LASTING) if found else FIRST
         self._points[key] = _Solved(point, grounds, seen, lasting)
         return point
@@ -186,6 +191,14 @@ class OperatingPoints:
             offset = monitor.offset(np.full(len(survival), GROUPS.index(name)), survival.shape[1])
             moved[name] = np.cumprod(shifted(conditional, offset), 1)
         return replace(samples, **moved)
+
+
+def _kept(known: _Solved, grounds: np.ndarray) -> tuple[Point, np.ndarray] | None:
+    """The known point at the pace of plain steps, and what it follows from there; None where it does not follow."""
+    moved = grounds - known.grounds
+    level = moved[0]
+    moved[: len(PROBES)] -= level
+    return (known.point.slowed(np.exp(level)), grounds - moved) if np.abs(moved).max() < SAME else None
 
 
 def _middle(stretch: int) -> float:

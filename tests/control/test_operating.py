@@ -66,6 +66,20 @@ def test_no_two_steps_in_a_row_wait_for_a_solution(monkeypatch):
     assert len(solved) >= 3 and min(np.diff(solved)) >= PATIENCE
 
 
+def test_where_all_steps_take_longer_nothing_is_solved_again(monkeypatch):
+    axes = replace(AXES, contexts=(192, 2000))
+    short = table(1.3)
+    causal, drafting = (np.concatenate((t, 1.5 * t), 2) for t in (short.causal, short.drafting))
+    points = points_of(CostTable(short.identity, axes, causal, drafting, {}))
+    near = points.at(2, 0)
+    monkeypatch.setattr(points, "_solve", None)
+    for _ in range(PATIENCE):
+        far = points.at(2, 1900)
+    assert far.buckets == near.buckets
+    times = points.milliseconds(2, 2, 0, 1900) / points.milliseconds(2, 2, 0, 0)
+    assert times > 1.4 and far.rate == pytest.approx(near.rate / times)
+
+
 def test_a_predicted_time_is_fresh():
     step_time = table(1.3)
     points = points_of(step_time)
