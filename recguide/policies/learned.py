@@ -217,11 +217,11 @@ class RecGuide(Policy):
 
     def _probing(self, requests: Sequence[Request]) -> list[RequestPlan]:
         """Plain AR, but for a draft now and then: acceptance is watched until drafting works again."""
-        plans = [RequestPlan(len(r.draft.tokens)) if r.draft else AR for r in requests]
+        plans = [draft_or_verify(request, 1) for request in requests]
         if self._steps % PROBE_EVERY == 0:
             chosen = next((i for i, r in enumerate(requests) if not r.draft), None)
             if chosen is not None:
-                plans[chosen] = RequestPlan(0, (continuation(requests[chosen], 0, PROBE_DRAFTS),))
+                plans[chosen] = draft_or_verify(requests[chosen], 1 + PROBE_DRAFTS)
         self._last = None
         return plans
 
