@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import bisect
 import json
-import statistics
-from collections import defaultdict, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,18 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from recguide.control.refine import Kind, Refinement
 from recguide.errors import RecGuideError
 from recguide.models.cache_dir import cache_dir
 from recguide.provenance import write_json
 
 SCHEMA = 2
-RECENT = 31  # observations that a correction is the median of
-QUICK, HICCUP = 0.1, 1.5  # weight of a step for the pace of all, and how far from that pace one may count
-ENOUGH = 6  # observations before a correction counts
-TRUST = 8  # observations that count as much as the table: the machine's pace moves while they are made
-LASTING = 1000  # steps after which what was last seen of a kind of step counts no more
+ENOUGH = 6  # drafting steps of a load that have told what such steps take
 Nested = list[list[list[float]]]
-Kind = tuple[int, bool]
 
 
 @dataclass(frozen=True)
@@ -66,61 +61,23 @@ class Axes:
         return len(self.requests), len(self.rows), len(self.contexts)
 
 
-class Recent:
-    """The median of the last observations: a machine that is busy with something else for a moment tells nothing about
-    a kind of step."""
-
-    def __init__(self) -> None:
-        self._values: deque[float] = deque(maxlen=RECENT)
-        self._count, self._last = 0, 0
-        self.median, self.ever = 1.0, False
-
-    def add(self, value: float, now: int) -> None:
-        if now - self._last > LASTING:
-            self._values.clear()
-            self._count = 0
-        self._values.append(value)
-        self._count, self._last, self.median = self._count + 1, now, statistics.median(self._values)
-        self.ever = self.ever or self._count >= ENOUGH
-
-    @property
-    def believed(self) -> float:
-        """The median, as far as there are enough observations to be believed over the table."""
-        return self.median ** (self._count / (self._count + TRUST))
-
-    def known(self, now: int) -> bool:
-        """Whether enough was seen, and not too many steps ago."""
-        return self._count >= ENOUGH and now - self._last <= LASTING
-
-
-class Pace:
-    """How much longer steps take now than the table says, whatever they are: the machine is busy, or another. A mean
-    that forgets."""
-
-    def __init__(self) -> None:
-        self._first: list[float] = []
-        self.mean = 1.0
-
-    @property
-    def known(self) -> bool:
-        return len(self._first) == ENOUGH
-
-    def add(self, value: float) -> None:
-        if self.known:
-            value = min(max(value, self.mean / HICCUP), self.mean * HICCUP)
-            self.mean += QUICK * (value - self.mean)
-        else:
-            self._first.append(value)
-            self.mean = statistics.median(self._first)
-
-
 class CostTable:
     """Milliseconds of a step. ``causal`` and ``drafting`` [requests, rows, contexts] are the two measured tables.
 
-    In ``drafting`` a request has one causal row and ``rows`` draft rows.
+    In ``drafting`` a request has one causal row and ``rows`` draft rows. ``foreign``: another device's table, which is
+    doubted more.
     """
 
-    def __init__(self, identity: Identity, axes: Axes, causal: np.ndarray, drafting: np.ndarray, about: dict[str, Any]):
+    def __init__(
+        self,
+        identity: Identity,
+        axes: Axes,
+        causal: np.ndarray,
+        drafting: np.ndarray,
+        about: dict[str, Any],
+        *,
+        foreign: bool = False,
+    ):
         for name, table in (("causal", causal), ("drafting", drafting)):
             if table.shape != axes.shape or not np.isfinite(table).all() or (table <= 0).any():
                 raise RecGuideError(f"{name}: expected positive times of shape {axes.shape}; measure the profile again")
@@ -128,10 +85,8 @@ class CostTable:
         self._causal, self._drafting = (_continued(table, axes).tolist() for table in (causal, drafting))
         self._points = tuple((*axis, 2 * axis[-1]) for axis in (axes.requests, axes.rows, axes.contexts))
         self._least = float(causal.min()) / 2
-        self._steps = 0
-        self._pace = Pace()
-        self._cells: defaultdict[tuple[int, int, int], Recent] = defaultdict(Recent)
-        self._kinds: defaultdict[Kind, Recent] = defaultdict(Recent)
+        self._seen = Refinement(len(axes.requests), foreign=foreign)
+        self._drafted: Counter[int] = Counter()
 
     def predict(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
         """Milliseconds of a step with so many rows in all, ``context`` cached tokens per request on average.
@@ -139,17 +94,20 @@ class CostTable:
         Beyond the grid the last two points of an axis are continued in a straight line, or half as steep as the whole
         axis is where that is more: a last point that was measured too low must not make rows free.
         """
-        table = self._measured(requests, causal_rows, draft_rows, context)
-        seen = self._seen(*self._cell(requests, causal_rows, draft_rows))
-        return self.pace * (seen.believed if seen else 1.0) * table
+        kind = Kind.of(requests, causal_rows, draft_rows)
+        return self.pace * self.error(requests, kind) * self.told(requests, causal_rows, draft_rows, context)
+
+    def error(self, requests: int, kind: Kind) -> float:
+        """What steps of a kind take beyond the pace of all, to what the table says."""
+        return self._seen.error(self._load(requests), kind)
 
     @property
     def pace(self) -> float:
         """What all predictions are multiplied by, since steps take longer or shorter now, whatever they are."""
-        return self._pace.mean if self._pace.known else 1.0
+        return self._seen.pace
 
-    def _measured(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
-        """What the table itself says."""
+    def told(self, requests: float, causal_rows: float, draft_rows: float, context: float) -> float:
+        """What the table itself says of such a step."""
         rows = (causal_rows + draft_rows) / requests
         cost = self._read(self._causal, requests, rows, context)
         if draft_rows:
@@ -159,35 +117,17 @@ class CostTable:
         return max(cost, self._least)
 
     def observe(self, measured_ms: float, requests: int, causal_rows: int, draft_rows: int, context: float) -> None:
-        """Refine the table by a step that was made: the pace of all steps, and how steps like it and of its kind differ
-        from the others."""
-        self._steps += 1
-        now, cell, kind = self._steps, *self._cell(requests, causal_rows, draft_rows)
-        ratio = measured_ms / self._measured(requests, causal_rows, draft_rows, context)
-        mine = self._cells[cell], self._kinds[kind]
-        if not self._pace.known:
-            self._pace.add(ratio)
-        elif self._cells[cell].known(now):  # else it may be the step, not the pace
-            self._pace.add(ratio / self._cells[cell].median)
-        for seen in mine:
-            seen.add(min(max(ratio / self._pace.mean, 0.5), 2.0), now)
+        """Refine the table by a step that was made: the pace of all steps, and how its kind differs from the others."""
+        load, kind = self._load(requests), Kind.of(requests, causal_rows, draft_rows)
+        self._seen.observe(load, kind, measured_ms / self.told(requests, causal_rows, draft_rows, context))
+        self._drafted[load] += kind is Kind.DRAFTING
 
     def drafting_seen(self, requests: int) -> bool:
-        """Whether steps of so many requests that draft were ever seen here often enough to correct the table."""
-        return self._kinds[_nearest(self.axes.requests, requests), True].ever
+        """Whether steps of so many requests that draft were seen here often enough to correct the table."""
+        return self._drafted[self._load(requests)] >= ENOUGH
 
-    def _seen(self, cell: tuple[int, int, int], kind: Kind) -> Recent | None:
-        """What steps like this one took, to what table and pace say: of the nearest cell, else of the kind."""
-        found = (self._cells.get(cell), self._kinds.get(kind))
-        return next((seen for seen in found if seen is not None and seen.known(self._steps)), None)
-
-    def _cell(self, requests: float, causal_rows: float, draft_rows: float) -> tuple[tuple[int, int, int], Kind]:
-        """Grid places of requests, causal rows and draft rows each (-1: none), and the kind of step: whether it
-        drafts."""
-        axes = self.axes
-        at = _nearest(axes.requests, requests)
-        drafts = _nearest(axes.rows, draft_rows / requests) if draft_rows else -1
-        return (at, _nearest(axes.rows, causal_rows / requests), drafts), (at, draft_rows > 0)
+    def _load(self, requests: float) -> int:
+        return _nearest(self.axes.requests, requests)
 
     def _read(self, table: Nested, requests: float, rows: float, context: float) -> float:
         """Linear between grid points; in plain numbers, since this runs several times in every planned step."""
@@ -250,7 +190,7 @@ def stored_identity(path: Path) -> Identity:
     return Identity(**_raw(path)["identity"])
 
 
-def load_cost_table(path: Path, identity: Identity) -> CostTable:
+def load_cost_table(path: Path, identity: Identity, *, foreign: bool = False) -> CostTable:
     """A stored table; RecGuideError when it is damaged, of another schema, or of another model or device."""
     raw = _raw(path)
     try:
@@ -265,7 +205,7 @@ def load_cost_table(path: Path, identity: Identity) -> CostTable:
             raise RecGuideError(
                 f"{path}: was measured for {name} {getattr(found, name)}, here it is {wanted}; run 'recguide profile'"
             )
-    return CostTable(found, axes, *tables, about)
+    return CostTable(found, axes, *tables, about, foreign=foreign)
 
 
 def _raw(path: Path) -> dict[str, Any]:

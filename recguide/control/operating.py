@@ -18,6 +18,7 @@ from recguide.control.features import GROUPS
 from recguide.control.forecast import shifted
 from recguide.control.monitor import Monitor
 from recguide.control.planner import Shape
+from recguide.control.refine import Kind
 from recguide.control.solve import Operating, Samples, solve
 from recguide.control.step_time import StepTime
 
@@ -26,7 +27,6 @@ LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # a load 
 PREPARED = 8  # loads that are solved beforehand
 FIRST, LASTING = 16, 256  # steps after which a point is looked at again, with what has been learned since: 16, 64, 256
 PATIENCE = 48  # steps from one solving to the next, which takes as long as a step or two of a small processor
-FRESH = 16  # steps for which a predicted time is kept
 PROBES = ((1, 0), (3, 0), (1, 2), (3, 6))  # causal and draft rows of steps whose times show whether prices still hold
 SAME, ODDS = 0.1, 2.0  # times within a tenth of plain ones, and log-odds within ODDS times that: the point is kept
 TRIAL_DRAFTS = 2  # drafts of every request in steps that are made for their times
@@ -44,10 +44,13 @@ class Point:
     that a request stays in its bucket, and its prices in plain numbers.
 
     A request has its whole text to write, so that a token of it is worth the time that its own kind pays for one.
+    ``errors``: what steps of each kind were taken to cost, to what was told of them. Plans are chosen with these, too:
+    at prices that belong to other times nothing might pay, or everything.
     """
 
     buckets: tuple[Operating, ...]
     tariffs: tuple[Tariff, ...]
+    errors: tuple[float, ...]
 
     @property
     def drafts(self) -> bool:
@@ -61,7 +64,7 @@ class Point:
 
     def slowed(self, times: float) -> Point:
         """The same where all steps take so many times as long: rows cost as many tokens, and tokens come slower."""
-        return Point(self.buckets, tuple(replace(tariff, rate=tariff.rate / times) for tariff in self.tariffs))
+        return replace(self, tariffs=tuple(replace(tariff, rate=tariff.rate / times) for tariff in self.tariffs))
 
 
 @dataclass
@@ -96,14 +99,12 @@ class OperatingPoints:
         self._points: dict[tuple[int, int], _Solved] = {}
         self._accepted = controller.open_chance * float(controller.samples.open[:, :TRIAL_DRAFTS].sum(1).mean())
         self._asked, self._patient_until = 0, 0
-        self._times: dict[tuple[int, int, int, int], float] = {}
+        self._told: dict[tuple[int, int, int, int], float] = {}
 
     def at(self, requests: int, context: float) -> Point:
         """The point for so many requests with so many tokens of context each; for a while one of another context or
         one that is out of date, so that no two steps in a row wait for a solution."""
         self._asked += 1
-        if self._asked % FRESH == 0:
-            self._times.clear()
         key = (nearest_load(requests), int(context) // CONTEXT_STEP)
         found = self._points.get(key)
         seen = self._time.drafting_seen(key[0])
@@ -116,7 +117,6 @@ class OperatingPoints:
         return self._look_again(key, found, known, seen)
 
     def _look_again(self, key: tuple[int, int], found: _Solved | None, known: _Solved | None, seen: bool) -> Point:
-        self._times.clear()
         grounds = self._grounds(*key)
         kept = _kept(known, grounds) if known else None
         if kept is None:
@@ -130,10 +130,11 @@ class OperatingPoints:
 
     def trial_gain(self, requests: int, context: float) -> float:
         """What a step in which everybody drafts and one that verifies should earn of what two plain ones do."""
-        plain = self.milliseconds(requests, requests, 0, context)
-        spent = self.milliseconds(requests, requests, requests * TRIAL_DRAFTS, context)
-        spent += self.milliseconds(requests, requests * (1 + TRIAL_DRAFTS), 0, context)
-        return (2 + self._accepted) * plain / spent
+        plain, drafting, verifying = (
+            self._predict(requests, requests + c, d, context)
+            for c, d in ((0, 0), (0, requests * TRIAL_DRAFTS), (requests * TRIAL_DRAFTS, 0))
+        )
+        return (2 + self._accepted) * plain / (drafting + verifying)
 
     def _grounds(self, requests: int, stretch: int) -> np.ndarray:
         """What a point follows from, as numbers that mean the same where they differ by less than SAME: logarithms of
@@ -152,15 +153,17 @@ class OperatingPoints:
         for load in LOADS[:PREPARED]:
             self.at(load, 0)
 
-    def milliseconds(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
-        """A step's predicted time, at the pace of the table."""
+    def milliseconds(self, point: Point, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
+        """A step's time as ``point`` takes it, at the pace of the table."""
         key = (requests, causal_rows, draft_rows, int(context) // CONTEXT_STEP)
-        if key not in self._times:
-            self._times[key] = self._predict(requests, causal_rows, draft_rows, _middle(key[3]))
-        return self._times[key]
+        if key not in self._told:
+            self._told[key] = self._time.told(requests, causal_rows, draft_rows, _middle(key[3]))
+        return point.errors[Kind.of(requests, causal_rows, draft_rows)] * self._told[key]
 
     def _predict(self, requests: int, causal_rows: float, draft_rows: float, context: float) -> float:
-        return self._time.predict(requests, causal_rows, draft_rows, context) / self._time.pace
+        """A step's time as it is believed now, at the pace of the table."""
+        kind = Kind.of(requests, causal_rows, draft_rows)
+        return self._time.error(requests, kind) * self._time.told(requests, causal_rows, draft_rows, context)
 
     def _solve(self, requests: int, stretch: int, before: Point | None, near: Point | None) -> Point:
         """``before``: what was done at this load, which is kept to for small gains; ``near``: where to start from."""
@@ -176,7 +179,7 @@ class OperatingPoints:
             start = near.buckets[bucket] if near else buckets[-1] if buckets else None
             buckets.append(solve(time, samples.only(bucket), self.shape, margin=margin, near=start))
         tariffs = tuple(Tariff.of(bucket.prices, self.shape, self._price) for bucket in buckets)
-        return Point(tuple(buckets), tariffs)
+        return Point(tuple(buckets), tariffs, tuple(self._time.error(requests, kind) for kind in Kind))
 
     def _samples(self) -> Samples:
         """The controller's drafts, recalibrated."""

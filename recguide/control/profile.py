@@ -83,7 +83,8 @@ class Profiler:
         if max(axes.contexts) > most:
             raise RecGuideError(f"context {max(axes.contexts)} is too long; with these rows the model takes {most}")
         self.model, self.axes, self.repeats = model, axes, repeats
-        self._times = np.full((2, *axes.shape, repeats), np.nan)
+        self._times = np.full((2, *axes.shape, repeats), np.nan)  # to the two plain steps around
+        self._plain: list[float] = []
 
     @property
     def measurements(self) -> int:
@@ -93,8 +94,12 @@ class Profiler:
         """Measure everything; yields a line after each measurement.
 
         The grid is gone over once for each repeat, each time in another order: a slow minute of the machine then spoils
-        one sample of some cells that lie apart, not all samples of one, nor all cells of so many requests.
+        one sample of some cells that lie apart, not all samples of one, nor all cells of so many requests. Between any
+        two cells the same plain step is timed, and a cell is told from the plain steps around it: what counts is what
+        steps cost beside each other.
         """
+        plain = DryStep(self.model, 1, 1, 0, min(self.axes.contexts))
+        before = _sample(plain)
         places = list(np.ndindex(2, *self.axes.shape))
         order = random.Random(0)
         for repeat in range(self.repeats):
@@ -103,13 +108,16 @@ class Profiler:
                 requests, rows, context = self.axes.requests[at], self.axes.rows[row], self.axes.contexts[stretch]
                 trunk, masks = (1, rows) if kind else (rows, 0)
                 spent = _sample(DryStep(self.model, requests, trunk, masks, context))
-                self._times[(*place, repeat)] = spent
+                after = _sample(plain)
+                self._times[(*place, repeat)] = spent / (before + after)
+                self._plain.append(after)
+                before = after
                 what = ("causal", "draft")[kind]
                 yield f"{requests} requests x {rows} {what} rows, context {context}: {spent:.1f} ms"
 
     def table(self) -> CostTable:
         about = {"provenance": provenance(), "repeats": self.repeats, "model_name": self.model.name}
-        causal, drafting = np.median(self._times, -1)
+        causal, drafting = 2 * np.median(self._plain) * np.median(self._times, -1)
         return CostTable(identity_of(self.model), self.axes, causal, drafting, about)
 
 

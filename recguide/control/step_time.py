@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 
 from recguide.control.cost import CostTable, Identity, load_cost_table, stored_identity
 from recguide.control.profile import identity_of
+from recguide.control.refine import Kind
 from recguide.errors import RecGuideError
 from recguide.models.cache_dir import cache_dir
 from recguide.models.loader import Model
@@ -20,8 +21,15 @@ class StepTime(Protocol):
     def pace(self) -> float:
         """What all predictions are multiplied by, since the machine is slower or faster now than it was."""
 
-    def predict(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
-        """Milliseconds of a step with so many rows in all, ``context`` cached tokens per request on average."""
+    def told(self, requests: float, causal_rows: float, draft_rows: float, context: float) -> float:
+        """Milliseconds of a step with so many rows in all and ``context`` cached tokens per request on average, before
+        anything was seen here."""
+
+    def predict(self, requests: float, causal_rows: float, draft_rows: float, context: float) -> float:
+        """What such a step is believed to take now: what was told, times the pace and the error of its kind."""
+
+    def error(self, requests: int, kind: Kind) -> float:
+        """What such steps were seen to take beyond the pace, to what was told."""
 
     def observe(self, measured_ms: float, requests: int, causal_rows: int, draft_rows: int, context: float) -> None:
         """Take in what such a step took."""
@@ -48,8 +56,13 @@ class RowCost:
         """A line will never be better than it is."""
         return True
 
-    def predict(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
+    def error(self, requests: int, kind: Kind) -> float:
+        return 1.0
+
+    def told(self, requests: float, causal_rows: float, draft_rows: float, context: float) -> float:
         return self.floor_ms + self.row_ms * (causal_rows + 2 * draft_rows)
+
+    predict = told
 
 
 def step_time_of(model: Model) -> tuple[StepTime, str | None]:
@@ -77,7 +90,11 @@ def _shipped(name: str, identity: Identity) -> CostTable | None:
     if not path.exists():
         return None
     found = stored_identity(path)
-    return load_cost_table(path, found) if (found.model, found.dtype) == (identity.model, identity.dtype) else None
+    return (
+        load_cost_table(path, found, foreign=True)
+        if (found.model, found.dtype) == (identity.model, identity.dtype)
+        else None
+    )
 
 
 def table_of(model: str) -> CostTable | None:

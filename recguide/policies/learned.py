@@ -19,7 +19,7 @@ from recguide.control.choose import Choice, choose
 from recguide.control.controller import Controller, load_controller
 from recguide.control.features import GROUP, KINDS
 from recguide.control.forecast import Forecaster, Seen
-from recguide.control.modes import Modes, Way
+from recguide.control.modes import FIRST, Modes, Way
 from recguide.control.monitor import Monitor
 from recguide.control.operating import TRIAL_DRAFTS, OperatingPoints, Point
 from recguide.control.shipped import shipped_controller
@@ -110,7 +110,7 @@ class RecGuide(Policy):
             **freedom,
         )
         self._points.prepare()
-        self._steps, self._seconds = 0, 0.0
+        self._steps, self._timed, self._seconds = 0, 0, 0.0
         self._since: dict[int, tuple[int, float]] = {}  # by request: its tokens, and seconds of steps, when first seen
         self._mix, self._branches, self._modes = Counter(), Counter(), Modes()
         self._last: _Step | None = None
@@ -147,21 +147,24 @@ class RecGuide(Policy):
                 plans = self._priced(requests, point, context, way is Way.DRAFTING)
             else:
                 plans = [AR] * len(requests)
-                spent = self._points.milliseconds(len(requests), len(requests), 0, context)
+                spent = self._points.milliseconds(point, len(requests), len(requests), 0, context)
                 self._last = _Step(point, context, spent, Way.PLAIN)
         return [self._explored(r, p) for r, p in zip(requests, plans, strict=True)] if self.explore else plans
 
     def _way(self, requests: int, point: Point, context: float) -> Way:
         if not self.online:
             return Way.DRAFTING if point.drafts else Way.PLAIN
+        if self._timed < FIRST:
+            return Way.PLAIN
+        gain = point.rate * self._points.milliseconds(point, requests, requests, 0, context) / requests
         trial_gain, seen = self._points.trial_gain(requests, context), self._time.drafting_seen(requests)
-        return self._modes.way(requests, wants=point.drafts, trial_gain=trial_gain, seen=seen)
+        return self._modes.way(requests, drafts=point.drafts, gain=gain, trial_gain=trial_gain, seen=seen)
 
     def _trial(self, requests: Sequence[Request], point: Point, context: float) -> list[RequestPlan]:
         """Whoever holds a draft has it verified, everybody else drafts."""
         plans = [draft_or_verify(request, 1 + TRIAL_DRAFTS) for request in requests]
         causal, branching = sum(1 + p.verify for p in plans), sum(b.rows for p in plans for b in p.branches)
-        spent = self._points.milliseconds(len(plans), causal, branching, context)
+        spent = self._points.milliseconds(point, len(plans), causal, branching, context)
         self._last = _Step(point, context, spent, Way.TRIAL)
         return plans
 
@@ -176,7 +179,7 @@ class RecGuide(Policy):
                 for s, weight in zip(seen, weights, strict=True)
             ]
             causal, branching = sum(c.verify for c in chosen) + len(chosen), sum(c.draft_rows for c in chosen)
-            spent = self._points.milliseconds(len(chosen), causal, branching, context)
+            spent = self._points.milliseconds(point, len(chosen), causal, branching, context)
             worth = sum(c.value / tariffs[s.bucket].rate for c, s in zip(chosen, seen, strict=True)) - spent
             if best is None or worth > best[0]:
                 best = worth, chosen, spent
@@ -244,10 +247,9 @@ class RecGuide(Policy):
         for outcome in outcomes:
             self._learn_outcome(outcome)
         if self.online and self._last and not step.prefill_rows:
-            last, count, spent = self._last, step.requests, step.seconds * 1e3
-            plain = self._time.pace * self._points.milliseconds(count, count, 0, last.context)
-            self._modes.learn(count, last.way, tokens=step.committed, milliseconds=spent, plain_ms=plain)
-            self._time.observe(spent, count, step.rows - step.draft_rows, step.draft_rows, last.context)
+            self._timed += 1
+            causal = step.rows - step.draft_rows
+            self._time.observe(step.seconds * 1e3, step.requests, causal, step.draft_rows, self._last.context)
 
     def _learn_outcome(self, outcome: Outcome) -> None:
         for number in range(len(outcome.plan.branches)):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recguide.control.cost import ENOUGH, LASTING, TRUST, Axes, CostTable, Identity, load_cost_table
+from recguide.control.cost import ENOUGH, Axes, CostTable, Identity, load_cost_table
 from recguide.errors import RecGuideError
 
 HERE = Identity(model="abc", adapter="lora2x4", dtype="bfloat16", profile="123")
@@ -68,17 +68,16 @@ def test_a_last_point_that_was_measured_too_low_makes_nothing_free(rows, request
     assert made.predict(1, 4, 0, 2 * context) >= made.predict(1, 4, 0, context)
 
 
-def test_what_is_seen_refines_the_table_slowly_and_where_it_was_seen():
+def test_what_is_seen_refines_the_table_where_it_was_seen():
     made = table()
     before = {requests: made.predict(requests, requests, 0, 64) for requests in AXES.requests}
     for _ in range(200):
-        made.observe(24.0, 4, 4, 0, 64)
+        made.observe(1.2 * before[4], 4, 4, 0, 64)
         made.observe(before[16], 16, 16, 0, 64)
-    assert made.predict(4, 4, 0, 64) == pytest.approx(24.0, rel=0.02)
-    assert made.predict(16, 16, 0, 64) == pytest.approx(before[16], rel=0.02)
-    once = table()
-    once.observe(1e9, 4, 4, 0, 64)  # a hiccup of the machine
-    assert once.predict(4, 4, 0, 64) < 1.1 * before[4]
+    assert made.predict(4, 4, 0, 64) / made.predict(16, 16, 0, 64) == pytest.approx(
+        1.2 * before[4] / before[16], rel=0.03
+    )
+    assert made.told(4, 4, 0, 64) == before[4]
 
 
 @pytest.mark.parametrize("seen", [(4, 4, 0), (4, 4, 12)])
@@ -87,10 +86,10 @@ def test_a_slower_machine_is_slower_at_all_steps(seen):
     made = table()
     steps = [(1, 1, 0), (4, 4, 0), (4, 4, 12), (16, 48, 0)]
     before = {step: made.predict(*step, 64) for step in steps}
-    for _ in range(ENOUGH):
+    for _ in range(40):
         made.observe(1.7 * before[seen], *seen, 64)
-    assert made.pace == pytest.approx(1.7)
-    assert [made.predict(*step, 64) for step in steps] == pytest.approx([1.7 * t for t in before.values()])
+    assert made.pace == pytest.approx(1.7, rel=0.02)
+    assert [made.predict(*step, 64) for step in steps] == pytest.approx([1.7 * t for t in before.values()], rel=0.03)
 
 
 def test_steps_that_cost_more_than_the_table_says_are_told_from_a_slower_machine():
@@ -98,59 +97,24 @@ def test_steps_that_cost_more_than_the_table_says_are_told_from_a_slower_machine
     made = table()
     plain, drafting = (4, 4, 0), (4, 4, 12)
     should = {plain: made.predict(*plain, 64), drafting: 1.3 * made.predict(*drafting, 64)}
-    for pace, steps in ((1.0, 100), (1.6, 30)):
+    for pace, steps in ((1.0, 100), (1.6, 50)):
         for _ in range(steps):
             for step, milliseconds in should.items():
                 made.observe(pace * milliseconds, *step, 64)
         for step, milliseconds in should.items():
             assert made.predict(*step, 64) == pytest.approx(pace * milliseconds, rel=0.03)
     assert made.predict(*drafting, 64) / made.predict(*plain, 64) == pytest.approx(
-        should[drafting] / should[plain], rel=0.02
+        should[drafting] / should[plain], rel=0.03
     )
 
 
-def test_what_was_seen_long_ago_counts_no_more():
-    """Drafting that was slow once is taken at the table's word again, or nobody would ever find out that it is not."""
+def test_drafting_is_seen_once_it_was_timed_often_enough():
     made = table()
-    plain, drafting = (4, 4, 0), (4, 4, 12)
-    should = {step: made.predict(*step, 64) for step in (plain, drafting)}
-    for step, times in ((plain, 1.0), (drafting, 1.8)):
-        for _ in range(40):
-            made.observe(times * should[step], *step, 64)
-    for _ in range(LASTING):
-        assert made.predict(*drafting, 64) == pytest.approx(1.8 ** (40 / (40 + TRUST)) * should[drafting])
-        made.observe(should[plain], *plain, 64)
-    made.observe(should[plain], *plain, 64)
-    assert made.predict(*drafting, 64) == pytest.approx(should[drafting])
-    assert made.drafting_seen(4)  # it need not be tried for its time again
-
-
-def paced():
-    """A table whose plain steps were seen to take what it says of them, and the milliseconds of one of 4 requests."""
-    made = table()
-    told = made.predict(4, 4, 0, 64)
     for _ in range(ENOUGH):
-        made.observe(told, 4, 4, 0, 64)
-    return made, told
-
-
-def test_few_observations_are_believed_in_part():
-    made, _ = paced()
-    told, said = made.predict(4, 4, 12, 64), []
-    for _ in range(200):
-        made.observe(1.5 * told, 4, 4, 12, 64)
-        said.append(made.predict(4, 4, 12, 64) / told)
-    assert said[ENOUGH - 2] == 1.0 and 1.1 < said[ENOUGH - 1] < 1.3
-    assert said == sorted(said) and said[-1] == pytest.approx(1.5, rel=0.03)
-
-
-def test_dear_steps_do_not_make_the_machine_look_slow():
-    """Verifying a draft takes half as long again as the table says, from its first time on."""
-    made, plain = paced()
-    verifying = made.predict(4, 16, 0, 64)
-    for _ in range(50):
-        made.observe(1.5 * verifying, 4, 16, 0, 64)
-    assert made.pace == pytest.approx(1.0) and made.predict(4, 4, 0, 64) == pytest.approx(plain)
+        assert not made.drafting_seen(4)
+        made.observe(12.0, 4, 4, 0, 64)
+        made.observe(18.0, 4, 4, 12, 64)
+    assert made.drafting_seen(4) and made.drafting_seen(5) and not made.drafting_seen(16)
 
 
 def test_the_file_reads_back(tmp_path):

@@ -1,0 +1,87 @@
+"""How much longer steps take than a table says: for all alike, and for kinds of steps, told apart by a Kalman filter.
+
+The logarithm of measured over told is taken to be the sum of the machine's pace, which wanders from step to step, of an
+error of the table for steps that verify or draft, the same at every load, of one for this kind at this load, and of
+noise. Errors of a table are small and stay; what is seen is believed as far as it speaks against that, the sooner the
+quieter the machine turns out to be.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+
+import numpy as np
+
+NOISE = 0.2  # standard deviation of a step's time at first, of logarithms as everything here
+LEAST_NOISE, MOST_NOISE = 0.02, 0.4
+WANDER = 0.25  # of the pace, from one step to the next, in units of the noise
+FIRST_PACE = 0.7  # of the pace, before anything was seen
+KIND_ERROR, LOAD_ERROR = 0.06, 0.07  # of the table, for a kind of steps at all loads, and beyond that at one load
+FOREIGN = 2.0  # times that, where the table is of another device
+HICCUP = 2.0  # standard deviations beyond which a step counts as if it were there
+ATTENTION = 0.05  # weight of a step for how noisy the machine is
+MEMORY = 1 - 1 / 2000  # of an error, a step: the table is trusted again where nothing more is seen
+
+
+class Kind(IntEnum):
+    """What a step does besides writing a token for every request."""
+
+    PLAIN = 0
+    VERIFYING = 1
+    DRAFTING = 2
+
+    @classmethod
+    def of(cls, requests: float, causal_rows: float, draft_rows: float) -> Kind:
+        """The kind of a step with so many rows in all."""
+        if draft_rows:
+            return cls.DRAFTING
+        return cls.VERIFYING if causal_rows > requests else cls.PLAIN
+
+
+class Refinement:
+    """The pace and the errors of a table of ``loads`` loads, of this device or a ``foreign`` one: means and
+    covariance."""
+
+    def __init__(self, loads: int, *, foreign: bool = False):
+        self._mean = np.zeros(len(Kind) + loads * len(Kind))
+        errors = np.full(len(self._mean), LOAD_ERROR)
+        errors[[Kind.VERIFYING, Kind.DRAFTING]] = KIND_ERROR
+        errors *= FOREIGN if foreign else 1.0
+        errors[0] = FIRST_PACE
+        self._first = np.diag(errors**2)
+        self._covariance = self._first.copy()
+        self._noise = NOISE
+        self._kept = np.full(len(errors), MEMORY)
+        self._kept[0] = 1.0
+
+    @property
+    def pace(self) -> float:
+        """What all steps take, to what the table says."""
+        return math.exp(self._mean[0])
+
+    def error(self, load: int, kind: Kind) -> float:
+        """What such steps take beyond the pace, to what the table says."""
+        return math.exp(self._mean[_parts(load, kind)[1:]].sum())
+
+    def observe(self, load: int, kind: Kind, ratio: float) -> None:
+        """Take in a step that took ``ratio`` times what the table says."""
+        self._mean *= self._kept
+        self._covariance *= np.outer(self._kept, self._kept)
+        self._covariance += (1 - MEMORY**2) * self._first
+        self._covariance[0, 0] += (WANDER * self._noise) ** 2
+        parts = _parts(load, kind)
+        shared = self._covariance[:, parts].sum(1)
+        variance = shared[parts].sum() + self._noise**2
+        most = HICCUP * variance**0.5
+        surprise = min(max(math.log(ratio) - self._mean[parts].sum(), -most), most)
+        self._mean += shared / variance * surprise
+        self._covariance -= np.outer(shared, shared) / variance
+        self._noise *= (1 + ATTENTION * (surprise**2 / variance - 1)) ** 0.5
+        self._noise = min(max(self._noise, LEAST_NOISE), MOST_NOISE)
+
+
+def _parts(load: int, kind: Kind) -> list[int]:
+    """Places of what a step's time is made of: the pace, the kind's error, and its own at this load."""
+    own = len(Kind) * (1 + load) + kind
+    return [0, own] if kind is Kind.PLAIN else [0, int(kind), own]
