@@ -34,13 +34,18 @@ class Modes:
     def __init__(self) -> None:
         self._asked: Counter[int] = Counter()
 
-    def way(self, requests: int, *, drafts: bool, gain: float, trial_gain: float, seen: bool) -> Way:
-        """How to run the next step. ``drafts``: whether the operating point does; ``gain``: what it should earn of
-        plain steps; ``trial_gain``: what trials should; ``seen``: whether such steps were made at this load."""
-        turn = self._asked[nearest_load(requests)]
-        self._asked[nearest_load(requests)] += 1
-        if not drafts:
-            trying = turn % (PERIOD if seen else TRIAL_PERIOD) < TRIAL_TURN and trial_gain > PROMISING
-            return Way.TRIAL if trying else Way.PLAIN
-        timing = gain < SURE and 0 <= turn % PERIOD - PLAIN_FROM < PLAIN_TURN
+    def while_drafting(self, requests: int, gain: float) -> Way:
+        """How to run the next step where the operating point drafts and should earn ``gain`` times what plain steps do."""
+        timing = 0 <= self._turn(requests) % PERIOD - PLAIN_FROM < PLAIN_TURN and gain < SURE
         return Way.PLAIN if timing else Way.DRAFTING
+
+    def while_plain(self, requests: int, trial_gain: float, *, seen: bool) -> Way:
+        """The same where the point does not draft. ``trial_gain``: what trials should earn of plain steps; ``seen``:
+        whether drafting steps were made at this load."""
+        trying = self._turn(requests) % (PERIOD if seen else TRIAL_PERIOD) < TRIAL_TURN and trial_gain > PROMISING
+        return Way.TRIAL if trying else Way.PLAIN
+
+    def _turn(self, requests: int) -> int:
+        load = nearest_load(requests)
+        self._asked[load] += 1
+        return self._asked[load] - 1

@@ -156,9 +156,11 @@ class RecGuide(Policy):
             return Way.DRAFTING if point.drafts else Way.PLAIN
         if self._timed < FIRST:
             return Way.PLAIN
-        gain = point.rate * self._points.milliseconds(point, requests, requests, 0, context) / requests
+        if point.drafts:
+            plain = self._points.milliseconds(point, requests, requests, 0, context)
+            return self._modes.while_drafting(requests, point.rate * plain / requests)
         trial_gain, seen = self._points.trial_gain(requests, context), self._time.drafting_seen(requests)
-        return self._modes.way(requests, drafts=point.drafts, gain=gain, trial_gain=trial_gain, seen=seen)
+        return self._modes.while_plain(requests, trial_gain, seen=seen)
 
     def _trial(self, requests: Sequence[Request], point: Point, context: float) -> list[RequestPlan]:
         """Whoever holds a draft has it verified, everybody else drafts."""

@@ -56,5 +56,5 @@ def test_ctrl_c_ends_the_audit(cli, small, prompts, steps):
 def test_the_real_model_is_lossless(cli, dtype):
     skip_without_products_in(dtype)
     fast = dtype in ("float32", native_dtype())  # an emulated dtype is many times slower
-    limit, tokens = (6, 24) if fast else (2, 12)
+    limit, tokens = (3, 16) if fast else (2, 12)
     assert cli("audit", "--dtype", dtype, "--limit", limit, "--max-new-tokens", tokens).status == 0
