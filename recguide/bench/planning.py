@@ -50,7 +50,9 @@ def measure(model: Model, spec: str, prompts: list[list[int]], load: int, second
         "mean_share": mean,
     }
     status = loop.engine.policy.status()
-    return row | {k: status.get(k) for k in ("auc", "ece", "brier", "positions", "drift", "branch_hits")}
+    return row | {
+        k: status.get(k) for k in ("auc", "ece", "ece_by_chance", "brier", "positions", "drift", "branch_hits")
+    }
 
 
 @app.command()
@@ -78,9 +80,11 @@ def main(
 
 
 def _shown(rows: list[dict]) -> Table:
-    table = Table("C", "step, ms", "plan, ms", "share", "mean share", "AUC", "ECE", "positions", "branches used")
+    table = Table(
+        "C", "step, ms", "plan, ms", "share", "mean share", "AUC", "ECE", "by chance", "positions", "branches used"
+    )
     for r in rows:
-        quality = ["-" if r[k] is None else f"{r[k]:.3f}" for k in ("auc", "ece")]
+        quality = ["-" if r[k] is None else f"{r[k]:.3f}" for k in ("auc", "ece", "ece_by_chance")]
         hits = "-" if r["branch_hits"] is None else f"{r['branch_hits']:.0%}"
         shares = f"{r['share']:.2%}", f"{r['mean_share']:.2%}"
         table.add_row(

@@ -35,7 +35,7 @@ class Modes:
         self._asked: Counter[int] = Counter()
 
     def while_drafting(self, requests: int, gain: float) -> Way:
-        """How to run the next step where the operating point drafts and should earn ``gain`` times what plain steps do."""
+        """How to run the next step where the operating point drafts, to earn ``gain`` times what plain steps do."""
         timing = 0 <= self._turn(requests) % PERIOD - PLAIN_FROM < PLAIN_TURN and gain < SURE
         return Way.PLAIN if timing else Way.DRAFTING
 

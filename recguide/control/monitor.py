@@ -82,7 +82,8 @@ class Monitor:
             self._window = deque(maxlen=PROOF)
 
     def quality(self) -> dict[str, Any]:
-        """On-policy figures of the latest reached positions: auc, brier, ece, reliability, positions."""
+        """On-policy figures of the latest reached positions: auc, brier, ece, reliability, positions; and
+        ``ece_by_chance``, the ece to expect of so many positions where every prediction is right."""
         if self._quality is None:
             self._quality = self._measured() if self._pairs else {"positions": 0}
         return self._quality
@@ -96,8 +97,14 @@ class Monitor:
             "auc": auc(predicted, right > 0),
             "brier": float(((predicted - right) ** 2).mean()),
             "ece": sum(abs(p - o) * n for p, o, n in curve) / len(right),
+            "ece_by_chance": sum(_scatter(predicted[part]) for part in parts) / len(right),
             "reliability": curve,
         }
+
+
+def _scatter(predicted: np.ndarray) -> float:
+    """Mean distance of a sum of coin tosses with these chances from what is expected: that of a normal one."""
+    return float((2 / np.pi * (predicted * (1 - predicted)).sum()) ** 0.5)
 
 
 def auc(predicted: np.ndarray, right: np.ndarray) -> float | None:

@@ -14,7 +14,7 @@ from enum import IntEnum
 import numpy as np
 
 NOISE = 0.2  # standard deviation of a step's time at first, of logarithms as everything here
-LEAST_NOISE, MOST_NOISE = 0.02, 0.4
+LEAST_NOISE, MOST_NOISE = 0.05, 0.4  # sizes of steps of one kind differ by as much from a table
 WANDER = 0.25  # of the pace, from one step to the next, in units of the noise
 FIRST_PACE = 0.7  # of the pace, before anything was seen
 KIND_ERROR, LOAD_ERROR = 0.06, 0.07  # of the table, for a kind of steps at all loads, and beyond that at one load
@@ -49,11 +49,11 @@ class Refinement:
         errors[[Kind.VERIFYING, Kind.DRAFTING]] = KIND_ERROR
         errors *= FOREIGN if foreign else 1.0
         errors[0] = FIRST_PACE
-        self._first = np.diag(errors**2)
-        self._covariance = self._first.copy()
+        self._covariance = np.diag(errors**2)
         self._noise = NOISE
         self._kept = np.full(len(errors), MEMORY)
         self._kept[0] = 1.0
+        self._returning = np.diag((1 - self._kept**2) * errors**2)
 
     @property
     def pace(self) -> float:
@@ -68,7 +68,7 @@ class Refinement:
         """Take in a step that took ``ratio`` times what the table says."""
         self._mean *= self._kept
         self._covariance *= np.outer(self._kept, self._kept)
-        self._covariance += (1 - MEMORY**2) * self._first
+        self._covariance += self._returning
         self._covariance[0, 0] += (WANDER * self._noise) ** 2
         parts = _parts(load, kind)
         shared = self._covariance[:, parts].sum(1)

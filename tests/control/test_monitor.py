@@ -87,6 +87,17 @@ def test_quality_is_what_scikit_learn_says():
     assert 0 <= quality["ece"] < 0.08 and sum(n for _, _, n in quality["reliability"]) == 400
 
 
+def test_the_ece_by_chance_is_that_of_right_predictions():
+    chooser, found = np.random.default_rng(1), []
+    for _ in range(60):
+        monitor = Monitor(USUAL)
+        for p in chooser.uniform(0.1, 0.9, 300):
+            monitor.learn(OPEN, [p], int(chooser.random() < p), 1, adapt=False)
+        found.append([monitor.quality()[name] for name in ("ece", "ece_by_chance")])
+    ece, by_chance = np.mean(found, 0)
+    assert ece == pytest.approx(by_chance, rel=0.1) and by_chance > 0.04
+
+
 def test_figures_of_nothing_and_of_one_outcome():
     assert Monitor(USUAL).quality() == {"positions": 0}
     assert auc(np.array([0.2, 0.8]), np.array([True, True])) is None
