@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from recguide.bench.cases import about_prompts
+from recguide.bench.cases import about_model, about_prompts
 from recguide.bench.changing_load import ClosedLoop, Walk, opened
 from recguide.commands.entry import run
 from recguide.commands.options import PromptsFile, integers
@@ -75,7 +75,8 @@ def main(
             rows.append(measure(model, policy, encoded, load, seconds))
     console.print(_shown(rows))
     if json_out is not None:
-        about = {"provenance": provenance(), "policy": policy, "prompts": about_prompts(chosen)}
+        about = {"provenance": provenance(), "model": about_model(model), "prompts": about_prompts(chosen)}
+        about["settings"] = {"policy": policy, "seconds": seconds}
         write_json(json_out, about | {"rows": rows})
 
 

@@ -114,6 +114,21 @@ def forward_table(result: dict) -> str:
     )
 
 
+def planning_table(result: dict) -> str:
+    """What planning takes of a step at each load, and how good the forecasts were meanwhile."""
+    rows = []
+    for row in result["rows"]:
+        quality = ["-" if row[k] is None else f"{row[k]:.3f}" for k in ("auc", "ece", "ece_by_chance")]
+        times = f"{row['step_ms']:.1f}", f"{row['plan_ms']:.2f}", f"{row['share']:.1%}", f"{row['mean_share']:.1%}"
+        rows.append([str(row["load"]), *times, str(row["positions"]), *quality])
+    heads = ["C", "step, ms", "planning, ms", "share", "share of all time", "drafts reached", "AUC", "ECE", "by chance"]
+    s = result["settings"]
+    return markdown(heads, rows) + (
+        f"\n\nMedians of `{s['policy']}` in a closed loop, {s['seconds']:g} s a load; {where(result)}. "
+        f"Made by `{result['provenance']['command']}`."
+    )
+
+
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -140,6 +155,7 @@ README: Tables = {
     "simulated_b200": policies_table,
     "changing_load": changing_load_table,
     "ablation": policies_table,
+    "planning": planning_table,
     "versus": versus_table,
     "forward": forward_table,
 }

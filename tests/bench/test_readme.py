@@ -15,6 +15,7 @@ from recguide.bench.readme import (
     fill,
     forward_table,
     markdown,
+    planning_table,
     policies_table,
     versus_table,
 )
@@ -39,6 +40,9 @@ between
 
 <!-- ablation -->
 <!-- /ablation -->
+
+<!-- planning -->
+<!-- /planning -->
 
 <!-- versus -->
 <!-- /versus -->
@@ -137,6 +141,23 @@ CHANGING = RESULT | {
 }
 
 
+PLANNING_ROW = {
+    "load": 1,
+    "step_ms": 14.04,
+    "plan_ms": 0.281,
+    "share": 0.02,
+    "mean_share": 0.034,
+    "auc": 0.8123,
+    "ece": 0.05,
+    "ece_by_chance": 0.042,
+    "positions": 310,
+}
+PLANNING = RESULT | {
+    "settings": {"policy": "recguide", "seconds": 20.0},
+    "rows": [PLANNING_ROW, PLANNING_ROW | {"load": 32, "auc": None, "ece": None, "ece_by_chance": None}],
+}
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     (tmp_path / RESULTS).mkdir(parents=True)
@@ -145,6 +166,7 @@ def project(tmp_path, monkeypatch):
     for name in ("policies", "simulated", "simulated_b200", "ablation", "versus"):
         (tmp_path / RESULTS / f"{name}.json").write_text(json.dumps(RESULT))
     (tmp_path / RESULTS / "forward.json").write_text(json.dumps(FORWARD))
+    (tmp_path / RESULTS / "planning.json").write_text(json.dumps(PLANNING))
     return tmp_path
 
 
@@ -184,6 +206,14 @@ def test_a_simulated_device_is_named_instead_of_the_one_that_computed():
     about = policies_table(RESULT | {"simulated": table}).splitlines()[-1]
     assert "simulated, as measured on another processor (2025-05-06)" in about
     assert "a processor, 2 cores" not in about
+
+
+def test_planning_table_shows_what_chance_alone_would_make():
+    lines = planning_table(PLANNING).splitlines()
+    assert lines[2] == "| 1 | 14.0 | 0.28 | 2.0% | 3.4% | 310 | 0.812 | 0.050 | 0.042 |"
+    assert lines[3].endswith("| - | - | - |")
+    for word in ("20 s a load", "`recguide`", "a processor, 2 cores", "recguide bench --json out.json"):
+        assert word in lines[-1]
 
 
 def test_forward_table():
