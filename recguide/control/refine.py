@@ -65,7 +65,9 @@ class Refinement:
         return math.exp(self._mean[_parts(load, kind)[1:]].sum())
 
     def observe(self, load: int, kind: Kind, ratio: float) -> None:
-        """Take in a step that took ``ratio`` times what the table says."""
+        """Take in a step that took ``ratio`` times what the table says; 0 (the clock was too coarse) tells nothing."""
+        if ratio <= 0:
+            return
         self._mean *= self._kept
         self._covariance *= np.outer(self._kept, self._kept)
         self._covariance += self._returning

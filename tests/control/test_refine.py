@@ -78,6 +78,12 @@ def test_a_hiccup_passes():
     assert first.pace < math.exp(HICCUP)
 
 
+def test_a_step_that_the_clock_did_not_see_tells_nothing():
+    seen = Refinement(1)
+    seen.observe(0, Kind.PLAIN, 0.0)
+    assert seen.pace == 1.0
+
+
 def test_an_error_that_is_not_seen_again_is_forgotten():
     """Drafting that was slow once is taken at the table's word in the end, or nobody would find out that it is not."""
     seen = watched(Refinement(1), 200, [1.0, 1.0, 1.5])
