@@ -8,6 +8,7 @@ loss in drafting, it would never be corrected either: there a few steps draft al
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from enum import Enum
 
 from recguide.control.operating import nearest_load
@@ -39,10 +40,10 @@ class Modes:
         timing = 0 <= self._turn(requests) % PERIOD - PLAIN_FROM < PLAIN_TURN and gain < SURE
         return Way.PLAIN if timing else Way.DRAFTING
 
-    def while_plain(self, requests: int, trial_gain: float, *, seen: bool) -> Way:
-        """The same where the point does not draft. ``trial_gain``: what trials should earn of plain steps; ``seen``:
-        whether drafting steps were made at this load."""
-        trying = self._turn(requests) % (PERIOD if seen else TRIAL_PERIOD) < TRIAL_TURN and trial_gain > PROMISING
+    def while_plain(self, requests: int, trial_gain: Callable[[], float], *, seen: bool) -> Way:
+        """The same where the point does not draft. ``trial_gain``: what trials should earn of plain steps, asked for
+        when one is due; ``seen``: whether drafting steps were made at this load."""
+        trying = self._turn(requests) % (PERIOD if seen else TRIAL_PERIOD) < TRIAL_TURN and trial_gain() > PROMISING
         return Way.TRIAL if trying else Way.PLAIN
 
     def _turn(self, requests: int) -> int:

@@ -7,6 +7,7 @@ samples, moved by what the monitor has learned since.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import mean
 from typing import Any
 
@@ -27,6 +28,7 @@ LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # a load 
 PREPARED = 8  # loads that are solved beforehand
 FIRST, LASTING = 16, 256  # steps after which a point is looked at again, with what has been learned since: 16, 64, 256
 PATIENCE = 48  # steps from one solving to the next, which takes as long as a step or two of a small processor
+KEPT = 4096  # told times that are kept, so that a long run does not gather them
 PROBES = ((1, 0), (3, 0), (1, 2), (3, 6))  # causal and draft rows of steps whose times show whether prices still hold
 SAME, ODDS = 0.1, 2.0  # times within a tenth of plain ones, and log-odds within ODDS times that: the point is kept
 TRIAL_DRAFTS = 2  # drafts of every request in steps that are made for their times
@@ -99,7 +101,7 @@ class OperatingPoints:
         self._points: dict[tuple[int, int], _Solved] = {}
         self._accepted = controller.open_chance * float(controller.samples.open[:, :TRIAL_DRAFTS].sum(1).mean())
         self._asked, self._patient_until = 0, 0
-        self._told: dict[tuple[int, int, int, int], float] = {}
+        self._told = lru_cache(maxsize=KEPT)(step_time.told)
 
     def at(self, requests: int, context: float) -> Point:
         """The point for so many requests with so many tokens of context each; for a while one of another context or
@@ -155,15 +157,12 @@ class OperatingPoints:
 
     def milliseconds(self, point: Point, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
         """A step's time as ``point`` takes it, at the pace of the table."""
-        key = (requests, causal_rows, draft_rows, int(context) // CONTEXT_STEP)
-        if key not in self._told:
-            self._told[key] = self._time.told(requests, causal_rows, draft_rows, _middle(key[3]))
-        return point.errors[Kind.of(requests, causal_rows, draft_rows)] * self._told[key]
+        told = self._told(requests, causal_rows, draft_rows, _middle(int(context) // CONTEXT_STEP))
+        return point.errors[Kind.of(requests, causal_rows, draft_rows)] * told
 
     def _predict(self, requests: int, causal_rows: float, draft_rows: float, context: float) -> float:
         """A step's time as it is believed now, at the pace of the table."""
-        kind = Kind.of(requests, causal_rows, draft_rows)
-        return self._time.error(requests, kind) * self._time.told(requests, causal_rows, draft_rows, context)
+        return self._time.predict(requests, causal_rows, draft_rows, context) / self._time.pace
 
     def _solve(self, requests: int, stretch: int, before: Point | None, near: Point | None) -> Point:
         """``before``: what was done at this load, which is kept to for small gains; ``near``: where to start from."""

@@ -159,8 +159,8 @@ class RecGuide(Policy):
         if point.drafts:
             plain = self._points.milliseconds(point, requests, requests, 0, context)
             return self._modes.while_drafting(requests, point.rate * plain / requests)
-        trial_gain, seen = self._points.trial_gain(requests, context), self._time.drafting_seen(requests)
-        return self._modes.while_plain(requests, trial_gain, seen=seen)
+        seen = self._time.drafting_seen(requests)
+        return self._modes.while_plain(requests, lambda: self._points.trial_gain(requests, context), seen=seen)
 
     def _trial(self, requests: Sequence[Request], point: Point, context: float) -> list[RequestPlan]:
         """Whoever holds a draft has it verified, everybody else drafts."""

@@ -36,13 +36,13 @@ def test_where_drafting_gains_much_no_step_is_plain():
 @pytest.mark.parametrize("seen, period", [(False, TRIAL_PERIOD), (True, PERIOD)])
 def test_where_drafting_should_lose_a_little_a_few_steps_try(seen, period):
     modes = Modes()
-    made = [modes.while_plain(1, 1.0, seen=seen) for _ in range(10 * period)]
+    made = [modes.while_plain(1, lambda: 1.0, seen=seen) for _ in range(10 * period)]
     assert made.count(Way.TRIAL) == 10 * TRIAL_TURN and made.count(Way.DRAFTING) == 0
 
 
 def test_where_drafting_should_lose_much_nothing_is_tried():
     modes = Modes()
-    assert {modes.while_plain(1, PROMISING, seen=False) for _ in range(1000)} == {Way.PLAIN}
+    assert {modes.while_plain(1, lambda: PROMISING, seen=False) for _ in range(1000)} == {Way.PLAIN}
 
 
 def test_loads_have_their_turns_apart_and_near_ones_together():
