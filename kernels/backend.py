@@ -1,7 +1,8 @@
-"""Which version of the kernels runs on a device, and why: Triton on a GPU, the torch references elsewhere.
+"""Which version of the kernels runs on a device, and why: Triton on a GPU, C on a CPU with bfloat16 instructions, the
+torch references elsewhere.
 
-``RECGUIDE_KERNELS=triton`` or ``torch`` forces one. ``TRITON_INTERPRET=1`` (Triton's own switch) runs the Triton
-versions on a CPU, a thousand times slower: for tests. Knows nothing of what the operations do.
+``RECGUIDE_KERNELS=triton``, ``native`` or ``torch`` forces one. ``TRITON_INTERPRET=1`` (Triton's own switch) runs the
+Triton versions on a CPU, a thousand times slower: for tests. Knows nothing of what the operations do.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+
+from .native import Unavailable, library
 
 VARIABLE = "RECGUIDE_KERNELS"
-TRITON, TORCH = "triton", "torch"
+TRITON, NATIVE, TORCH = "triton", "native", "torch"
 OLDEST = (8, 0)  # compute capability: bfloat16 products begin with sm_80
 
 
@@ -26,6 +30,10 @@ class Choice(NamedTuple):
     @property
     def triton(self) -> bool:
         return self.backend == TRITON
+
+    @property
+    def native(self) -> bool:
+        return self.backend == NATIVE
 
 
 def interpreting() -> bool:
@@ -41,22 +49,31 @@ def choose(device: torch.device) -> Choice:
     Raises ValueError when ``RECGUIDE_KERNELS`` is no known name, or names a backend that cannot run here.
     """
     wanted = os.environ.get(VARIABLE, "").strip().lower()
-    if wanted not in ("", TRITON, TORCH):
-        raise ValueError(f"{VARIABLE} is {wanted!r}; allowed: {TRITON}, {TORCH}, or unset (by the device)")
+    if wanted not in ("", *ABLE, TORCH):
+        raise ValueError(f"{VARIABLE} is {wanted!r}; allowed: {', '.join(ABLE)}, {TORCH}, or unset (by the device)")
     if wanted == TORCH:
         return Choice(TORCH, f"{VARIABLE}={TORCH}")
-    able, reason = _triton(device)
-    if able:
-        return Choice(TRITON, reason)
-    if wanted == TRITON:
-        raise ValueError(f"{VARIABLE} is {TRITON!r}, but {reason}; unset it, or set it to {TORCH!r}")
-    return Choice(TORCH, reason)
+    reasons = []
+    for backend, able in ABLE.items():
+        if wanted in ("", backend):
+            can, reason = able(device)
+            if can:
+                return Choice(backend, reason)
+            reasons.append(reason)
+    if wanted:
+        raise ValueError(f"{VARIABLE} is {wanted!r}, but {reasons[0]}; unset it, or set it to {TORCH!r}")
+    return Choice(TORCH, "; ".join(reasons))
+
+
+def native_takes(x: Tensor) -> bool:
+    """Whether the C kernels compute on tensors like ``x``: no gradients, one dtype."""
+    return x.dtype == torch.bfloat16 and not torch.is_grad_enabled() and choose(x.device).native
 
 
 def _triton(device: torch.device) -> tuple[bool, str]:
     """Whether Triton can run on a device; the reason either way."""
     if device.type != "cuda" and not interpreting():
-        return False, f"a {device.type} device; triton needs a GPU"
+        return False, f"triton needs a GPU, not a {device.type} device"
     if importlib.util.find_spec("triton") is None:
         return False, "triton is not installed (pip install 'recguide[triton]')"
     if interpreting():
@@ -65,6 +82,20 @@ def _triton(device: torch.device) -> tuple[bool, str]:
     if capability < OLDEST and torch.version.hip is None:
         return False, f"compute capability {capability[0]}.{capability[1]}; the kernels need {OLDEST[0]}.{OLDEST[1]}"
     return True, f"a GPU ({torch.cuda.get_device_name(device)})"
+
+
+def _native(device: torch.device) -> tuple[bool, str]:
+    """Whether the C kernels can run on a device; the reason either way."""
+    if device.type != "cpu":
+        return False, "C kernels need a CPU"
+    try:
+        library()
+    except Unavailable as fault:
+        return False, f"no C kernels: {fault}"
+    return True, "C kernels for bfloat16, compiled here"
+
+
+ABLE = {TRITON: _triton, NATIVE: _native}
 
 
 def launching(device: torch.device) -> contextlib.AbstractContextManager:

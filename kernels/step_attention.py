@@ -1,22 +1,49 @@
 """Attention of a step's flat rows over the K/V cache: one function, prepared once a step and called once a layer.
 
-The step's own K/V are written into the cache before: cached and in-step keys are read alike. The torch version computes
-groups of requests by dense masked products, the Triton version (``attention_triton``) all rows in one launch.
+The step's own K/V are written into the cache before (``store_kv``): cached and in-step keys are read alike. The torch
+version computes groups of requests by dense masked products, the Triton version (``attention_triton``) and that in C
+(``native``) all rows in one launch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from . import native
 from .attention import additive, attention
-from .backend import choose
+from .backend import choose, native_takes
 from .rows import Group, StepRows, groups_of
+
+class Places(NamedTuple):
+    """Where a step's rows go: slots and keys int64 [rows]; rows from ``first_draft_row`` on are drafts."""
+
+    slots: Tensor
+    keys: Tensor
+    first_draft_row: int
+
 
 CachedAttention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q [rows, heads, head_dim], one layer's k and v [slots, kv_heads, tokens, head_dim]) -> [rows, heads * head_dim]."""
+
+
+def store_kv(k: Tensor, v: Tensor, cached_k: Tensor, cached_v: Tensor, places: Places) -> None:
+    """Write a step's k and v [rows, kv_heads, head_dim] into one layer's cache [slots, kv_heads, tokens, head_dim].
+
+    What is not finite in draft rows is stored as 0: a masked value still meets a weight of 0, and 0 * NaN is NaN.
+    """
+    slots, keys, first_draft_row = places
+    if native_takes(k) and native.attends(k.shape[-1]):
+        native.store_kv(k, v, cached_k, cached_v, slots, keys, first_draft_row)
+        return
+    if first_draft_row < len(k):
+        for drafts in (k[first_draft_row:], v[first_draft_row:]):
+            drafts.nan_to_num_(0.0, 0.0, 0.0)
+    cached_k[slots, :, keys] = k
+    cached_v[slots, :, keys] = v
 
 
 def step_attention(step: StepRows, group_size: int, scale: float, like: Tensor) -> CachedAttention:
@@ -31,6 +58,8 @@ def step_attention(step: StepRows, group_size: int, scale: float, like: Tensor) 
         from .attention_triton import TritonAttention
 
         return TritonAttention(step, group_size, scale, like)
+    if native_takes(like) and native.attends(like.shape[-1]) and group_size <= native.TILE:
+        return native.NativeAttention(step, group_size, scale)
     return GroupedAttention(step, group_size, scale, like)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recguide.engine.layout import Layout
 from recguide.errors import RecGuideError
-from recguide.kernels.step_attention import step_attention
+from recguide.kernels.step_attention import Places, step_attention, store_kv
 from recguide.models.config import ModelConfig
 
 
@@ -78,19 +78,11 @@ class StepAttention:
     """The backbone's ``attend`` for one step: write the rows' K/V behind each request, then attend over the cache."""
 
     def __init__(self, cache: KVCache, layout: Layout, config: ModelConfig):
-        self._cache, self._layout = cache, layout
+        self._cache = cache
+        self._places = Places(layout.row_slots, layout.row_keys, layout.first_draft_row)
         self._attend = step_attention(layout.attention, config.group_size, config.head_dim**-0.5, cache.k)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        layout, cached_k, cached_v = self._layout, self._cache.k[layer], self._cache.v[layer]
-        if layout.first_draft_row < layout.rows:
-            self._clear_non_finite(k[layout.first_draft_row :], v[layout.first_draft_row :])
-        cached_k[layout.row_slots, :, layout.row_keys] = k
-        cached_v[layout.row_slots, :, layout.row_keys] = v
+        cached_k, cached_v = self._cache.k[layer], self._cache.v[layer]
+        store_kv(k, v, cached_k, cached_v, self._places)
         return self._attend(q, cached_k, cached_v)
-
-    @staticmethod
-    def _clear_non_finite(*drafts: Tensor) -> None:
-        """Zeros for what is not finite in draft rows: a masked value still meets a weight of 0, and 0 * NaN is NaN."""
-        for rows in drafts:
-            rows.nan_to_num_(0.0, 0.0, 0.0)

@@ -3,14 +3,14 @@
 Stored as PEFT does it (``adapter_config.json``, ``adapter_model.safetensors``), with the mask embedding as one more
 tensor and the fingerprint of the base model in the safetensors metadata. In memory the factors of one fused
 projection (q/k/v, gate/up) stand side by side. On a CPU a product of few rows costs its launch and the reading of its
-weights, not its arithmetic: there the factors are also merged into a copy of the projection, for steps in which every
-row drafts, and A rides on another copy, for steps that verify too.
+weights, not its arithmetic: there the C kernels add the adapter's part to the very sums of the projection. Without them
+A rides on a copy of the projection, and the factors are also merged into another, for steps in which every row drafts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from recguide.errors import RecGuideError
 from recguide.kernels.adapter import add_low_rank
+from recguide.kernels.native import LowRankFactors, adapted_linear
 from recguide.models.chain import Chain, ChainFactors
 from recguide.models.checkpoint import canonical, file_sha256
 from recguide.models.config import ModelConfig
@@ -121,24 +122,25 @@ class DraftAdapter(nn.Module):
             pairs = {}
             for fused, names in FUSED.items():
                 if self._present(layer, names):
-                    down, up = self._factors(layer, names, shapes, dtype, device)
-                    own = None if base is None else base[layer][fused].dense()
+                    factors = self._factors(layer, names, shapes, dtype, device)
                     # with plain known tokens no step is made of draft rows alone
-                    pairs[fused] = LowRank(down, up, own, merge=self.config.adapt_tokens)
+                    own = None if base is None else base[layer][fused]
+                    pairs[fused] = low_rank(*factors, own, merge=self.config.adapt_tokens)
             layers.append(pairs)
         mask = self.mask_embedding
         return FusedAdapter(layers, None if mask is None else mask.to(device, dtype))
 
-    def _factors(self, layer: int, names: tuple[str, ...], shapes, dtype, device) -> tuple[Tensor, Tensor]:
-        down, up = [], []
+    def _factors(self, layer: int, names: tuple[str, ...], shapes, dtype, device) -> tuple[list[Tensor], list[Tensor]]:
+        """A and scale * B of every projection; ranks are 0 where one has none."""
+        downs, ups = [], []
         for name in names:
-            key, out = _key(layer, name), shapes[name][0]
-            if key + "|A" in self.factors:
-                down.append(self.factors[key + "|A"])
-                up.append(self.factors[key + "|B"] * self.config.scale)
-            else:
-                up.append(torch.zeros(out, 0, device=device))
-        return torch.cat(down).to(device, dtype), torch.block_diag(*up).to(device, dtype)
+            key, (out, into) = _key(layer, name), shapes[name]
+            present = key + "|A" in self.factors
+            down = self.factors[key + "|A"] if present else torch.zeros(0, into)
+            up = self.factors[key + "|B"] * self.config.scale if present else torch.zeros(out, 0)
+            downs.append(down.to(device, dtype))
+            ups.append(up.to(device, dtype))
+        return downs, ups
 
     @property
     def shape(self) -> str:
@@ -202,6 +204,31 @@ class DraftAdapter(nn.Module):
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
+Adapted = Callable[[Linear, Tensor, int, Tensor | None], Tensor]
+"""(projection, x [rows, in], first row that the adapter serves, what to add to) -> [rows, out]."""
+
+
+def low_rank(downs: list[Tensor], ups: list[Tensor], own: Linear | None, *, merge: bool) -> Adapted:
+    """The adapter's part of a fused projection, whose parts have factors A [rank, in] and scale * B [out, rank].
+
+    ``own`` is the projection itself where the factors may be packed with it (they have no gradient then). ``merge``:
+    steps in which every row drafts are worth a copy of the projection with the factors merged in.
+    """
+    if own is not None and own.native and LowRankFactors.fit(downs, ups):
+        return NativeLowRank(LowRankFactors(downs, ups))
+    return LowRank(torch.cat(downs), torch.block_diag(*ups), None if own is None else own.dense(), merge=merge)
+
+
+class NativeLowRank:
+    """Both products at once in C: the adapter's part is added to the same sums."""
+
+    def __init__(self, factors: LowRankFactors):
+        self._factors = factors
+
+    def __call__(self, linear: Linear, x: Tensor, split: int, onto: Tensor | None = None) -> Tensor:
+        return adapted_linear(x, linear.weight, self._factors, split, onto)
+
+
 class LowRank:
     """One projection with its factors A [rank, in] and scale * B [out, rank].
 
@@ -217,22 +244,26 @@ class LowRank:
         self.down = Linear(down if own is None else torch.cat((own, down)), pack=own is not None)
         self.up = Linear(up, pack=own is not None)
 
-    def __call__(self, linear: Linear, x: Tensor, split: int) -> Tensor:
+    def __call__(self, linear: Linear, x: Tensor, split: int, onto: Tensor | None = None) -> Tensor:
         """[rows, out]: ``linear`` of x [rows, in], plus scale * B A x on rows from ``split`` on."""
+        made = self._product(linear, x, split)
+        return made if onto is None else onto + made
+
+    def _product(self, linear: Linear, x: Tensor, split: int) -> Tensor:
         if self.merged is not None and split == 0:
             return self.merged(x)
         if self._width is None:
             return add_low_rank(linear(x), x, self.down.weight, self.up.weight, split)
         both = self.down(x)
-        out, low = both[:, : self._width], both[split:, self._width :]
-        (out if split == 0 else out[split:]).add_(self.up(low))
+        out = both[:, : self._width]
+        self.up(both[split:, self._width :], onto=out if split == 0 else out[split:])
         return out
 
 
 class FusedAdapter:
     """What a step needs: per layer the low-rank maps of the fused projections, the mask embedding, and the chain."""
 
-    def __init__(self, layers: list[dict[str, LowRank]], mask_embedding: Tensor | None, chain: Chain | None = None):
+    def __init__(self, layers: list[dict[str, Adapted]], mask_embedding: Tensor | None, chain: Chain | None = None):
         self.layers, self.mask_embedding, self.chain = layers, mask_embedding, chain
 
 

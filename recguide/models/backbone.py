@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from recguide.kernels import native
+from recguide.kernels.backend import native_takes
 from recguide.models.adapter import FusedAdapter
 from recguide.models.config import ModelConfig
 from recguide.models.linear import Linear
@@ -102,13 +104,23 @@ class Backbone:
         qk, v = heads.split((c.num_heads + c.num_kv_heads, c.num_kv_heads), 1)
         q, k = rotate(qk, *rotary).split((c.num_heads, c.num_kv_heads), 1)
         attended = attend(index, q if scales is None else q * scales, k, v)
-        hidden = hidden + project(layer.o, attended, index, "o", split, adapter)
+        hidden = project(layer.o, attended, index, "o", split, adapter, onto=hidden)
         gate_up = project(layer.gate_up, layer.post_norm(hidden), index, "gate_up", split, adapter)
-        gate, up = gate_up.chunk(2, -1)
-        return hidden + project(layer.down, F.silu(gate) * up, index, "down", split, adapter)
+        return project(layer.down, gated(gate_up), index, "down", split, adapter, onto=hidden)
 
 
-def project(linear: Linear, x: Tensor, layer: int, name: str, split: int | None, adapter) -> Tensor:
-    """The plain map for every row, plus the adapter's part on rows from ``split`` on."""
+def project(
+    linear: Linear, x: Tensor, layer: int, name: str, split: int | None, adapter, onto: Tensor | None = None
+) -> Tensor:
+    """The plain map for every row, plus the adapter's part on rows from ``split`` on; added to ``onto``, which may be
+    overwritten."""
     adapted = None if split is None else adapter.layers[layer].get(name)
-    return linear(x) if adapted is None else adapted(linear, x, split)
+    return linear(x, onto) if adapted is None else adapted(linear, x, split, onto)
+
+
+def gated(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up [rows, inner] of [rows, 2 inner]."""
+    if native_takes(gate_up):
+        return native.silu_product(gate_up)
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate) * up

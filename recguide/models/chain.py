@@ -75,7 +75,7 @@ class Chain:
     def move(self, lead: Tensor, before: Tensor) -> Tensor:
         """What to add to the hidden states that ``lead`` came from [rows, hidden]. ``before`` int64 [rows, 2]: the last
         token before each, and the one in front of that."""
-        seen = self._norm(F.embedding(before, self.embedding)).flatten(1)
+        seen = self._norm(F.embedding(before.flatten(), self.embedding)).view(len(before), -1)
         return self.up(F.silu(self.tokens(seen) + lead))
 
     def candidates(self, logits: Tensor, hidden: Tensor) -> Chained:

@@ -1,4 +1,4 @@
-"""A bias-free linear map that uses oneDNN's prepacked weights on the CPU.
+"""A bias-free linear map that uses prepacked weights on the CPU: the C kernels' where they run, else oneDNN's.
 
 Prepacking halves the time of a few-row product on a CPU with bfloat16 instructions, but the packed product has no
 gradient: a training backbone keeps plain weights.
@@ -9,6 +9,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from recguide.kernels import native
+from recguide.kernels.backend import choose
+
+
+def can_multiply(weight: Tensor) -> bool:
+    """Whether the C kernels multiply by such a weight here."""
+    if weight.dtype != torch.bfloat16 or weight.requires_grad or weight.shape[1] % 2:
+        return False
+    return choose(weight.device).native and native.multiplies()
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -25,14 +35,28 @@ class Linear:
 
     def __init__(self, weight: Tensor, pack: bool):
         self.out_features, self.in_features = weight.shape
-        self.packed = pack and can_pack(weight)
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self.packed else weight
+        self.native = pack and can_multiply(weight)
+        self.packed = self.native or (pack and can_pack(weight))
+        if self.native:
+            weight = native.pack(weight)
+        elif self.packed:
+            weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        self.weight = weight
 
     def dense(self) -> Tensor:
         """The weight [out, in] in plain layout."""
+        if self.native:
+            return native.unpack(self.weight, self.out_features)
         return self.weight.to_dense() if self.packed else self.weight
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
+        """[rows, out]. Where ``onto`` [rows, out] is given, y is added to it, in place if no gradient is wanted."""
+        if self.native:
+            return native.linear(x, self.weight, self.out_features, onto)
         if self.packed:
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
-        return F.linear(x, self.weight)
+            made = torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
+        else:
+            made = F.linear(x, self.weight)
+        if onto is None:
+            return made
+        return onto + made if onto.requires_grad or made.requires_grad else onto.add_(made)

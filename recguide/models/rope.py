@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from recguide.kernels import native
+from recguide.kernels.backend import native_takes
 from recguide.models.config import ModelConfig, QueryScale, YarnScaling
 
 
@@ -51,4 +53,6 @@ def query_scales(scale: QueryScale, positions: Tensor, dtype: torch.dtype) -> Te
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate x [rows, heads, head_dim] by the table of its rows."""
+    if native_takes(x):
+        return native.rotate(x, cos, sin)
     return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, -1), sin)

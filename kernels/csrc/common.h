@@ -1,0 +1,42 @@
+/* Vectors of bfloat16 and float32 for processors with AVX-512 BF16. All tensors are row-major; strides are in numbers. */
+#pragma once
+#include <immintrin.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef uint16_t bf16;
+#define EXPORT __attribute__((visibility("default")))
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE __m512 widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
+
+INLINE __m512 load16(const bf16 *x) { return widen(_mm256_loadu_si256((const __m256i *)x)); }
+
+INLINE __m512 load_some(const bf16 *x, int count) { return widen(_mm256_maskz_loadu_epi16((1u << count) - 1, x)); }
+
+INLINE void store16(bf16 *x, __m512 value) { _mm256_storeu_si256((__m256i *)x, (__m256i)_mm512_cvtneps_pbh(value)); }
+
+INLINE void store_some(bf16 *x, __m512 value, int count) {
+    _mm256_mask_storeu_epi16(x, (1u << count) - 1, (__m256i)_mm512_cvtneps_pbh(value));
+}
+
+INLINE __m512 dot_pairs(__m512 sums, __m512i a, __m512i b) {
+    return _mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b);
+}
+
+INLINE __m512i both(const bf16 *x) { return _mm512_set1_epi32(*(const int32_t *)x); } /* a pair, 16 times */
+
+/* 2^x to 2e-7; 0 for -infinity, NaN for NaN. */
+INLINE __m512 exp2_ps(__m512 x) {
+    x = _mm512_max_ps(_mm512_set1_ps(-200.0f), x); /* the second operand where one is NaN */
+    __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 f = _mm512_sub_ps(x, whole), y = _mm512_set1_ps(1.54035304e-4f);
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.33335581e-3f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(9.61812911e-3f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(5.55041087e-2f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.40226507e-1f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.93147181e-1f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(y, whole);
+}

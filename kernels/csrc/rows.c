@@ -1,0 +1,77 @@
+/* Small operations on rows: each is one pass, with float32 arithmetic and one rounding at the end. */
+#include "common.h"
+
+enum { FEW = 16 }; /* rows that one thread does sooner than two can share them */
+
+/* y = x / sqrt(mean(x^2) + eps) * weight. x, y [rows, width], weight float32. */
+EXPORT void rms_norm(const bf16 *x, ptrdiff_t x_row, const float *weight, float eps, bf16 *y, int rows, int width,
+                     int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows > FEW)
+    for (int i = 0; i < rows; i++) {
+        const bf16 *from = x + i * x_row;
+        __m512 sum = _mm512_setzero_ps();
+        for (int d = 0; d < width; d += 16) {
+            __m512 part = load_some(from + d, width - d < 16 ? width - d : 16);
+            sum = _mm512_fmadd_ps(part, part, sum);
+        }
+        __m512 root = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(sum) / width + eps));
+        for (int d = 0; d < width; d += 16) {
+            int some = width - d < 16 ? width - d : 16;
+            __m512 scale = _mm512_mul_ps(root, _mm512_maskz_loadu_ps((1u << some) - 1, weight + d));
+            store_some(y + (ptrdiff_t)i * width + d, _mm512_mul_ps(load_some(from + d, some), scale), some);
+        }
+    }
+}
+
+/* y = silu(gate) * up. x [rows, 2 width]: gate, then up; y [rows, width]. */
+EXPORT void silu_product(const bf16 *x, ptrdiff_t x_row, bf16 *y, int rows, int width, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows > FEW)
+    for (int i = 0; i < rows; i++)
+        for (int d = 0; d < width; d += 16) {
+            int some = width - d < 16 ? width - d : 16;
+            const bf16 *from = x + i * x_row + d;
+            __m512 gate = load_some(from, some), up = load_some(from + width, some);
+            __m512 power = exp2_ps(_mm512_mul_ps(gate, _mm512_set1_ps(-1.44269504f)));
+            __m512 made = _mm512_div_ps(_mm512_mul_ps(gate, up), _mm512_add_ps(power, _mm512_set1_ps(1.0f)));
+            store_some(y + (ptrdiff_t)i * width + d, made, some);
+        }
+}
+
+/* y = x [rows, heads, width] rotated: pairs are (i, i + width/2). cos, sin [rows, width]; the first half of sin carries a
+ * minus, which is left out here. */
+EXPORT void rotate(const bf16 *x, ptrdiff_t x_row, const bf16 *cos, const bf16 *sin, bf16 *y, int rows, int heads,
+                   int width, int threads) {
+    int half = width / 2;
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows > FEW)
+    for (int i = 0; i < rows; i++)
+        for (int h = 0; h < heads; h++)
+            for (int d = 0; d < half; d += 16) {
+                int some = half - d < 16 ? half - d : 16;
+                const bf16 *from = x + i * x_row + h * width + d;
+                bf16 *to = y + ((ptrdiff_t)i * heads + h) * width + d;
+                __m512 c = load_some(cos + (ptrdiff_t)i * width + d, some), a = load_some(from, some);
+                __m512 s = load_some(sin + (ptrdiff_t)i * width + half + d, some), b = load_some(from + half, some);
+                store_some(to, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)), some);
+                store_some(to + half, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)), some);
+            }
+}
+
+/* Writes k and v [rows, kv_heads, width] to their places in one layer's cache
+ * [slots, kv_heads, keys, width]. Rows from `drafts` on get 0 for what is not finite. */
+EXPORT void store_kv(const bf16 *k, ptrdiff_t k_row, const bf16 *v, ptrdiff_t v_row, bf16 *k_cache, bf16 *v_cache,
+                     ptrdiff_t slot, ptrdiff_t head, const int64_t *slots, const int64_t *keys, int rows, int drafts,
+                     int kv_heads, int width) {
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    for (int i = 0; i < rows; i++)
+        for (int h = 0; h < kv_heads; h++)
+            for (int d = 0; d < width; d += 32) {
+                ptrdiff_t from = h * width + d, to = slots[i] * slot + h * head + keys[i] * width + d;
+                __m512i a = _mm512_loadu_si512(k + i * k_row + from), b = _mm512_loadu_si512(v + i * v_row + from);
+                if (i >= drafts) {
+                    a = _mm512_maskz_mov_epi16(_mm512_cmpneq_epi16_mask(_mm512_and_si512(a, exponent), exponent), a);
+                    b = _mm512_maskz_mov_epi16(_mm512_cmpneq_epi16_mask(_mm512_and_si512(b, exponent), exponent), b);
+                }
+                _mm512_storeu_si512(k_cache + to, a);
+                _mm512_storeu_si512(v_cache + to, b);
+            }
+}

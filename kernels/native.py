@@ -1,0 +1,255 @@
+"""C kernels for few rows on a processor with bfloat16 instructions (AVX-512 BF16), compiled on first use.
+
+A step of few rows takes the time in which weights and cache can be read, if little else is done: here a product reads
+its weights in one stream, and what is between products is one pass each. A row's results do not depend on the other
+rows of a step: the same tokens in the same places give the same bits, whether they are drafted, verified, batched or
+decoded one by one.
+
+The sources (``csrc``) are compiled by the system's C compiler into the cache folder, in about two seconds, once for
+every version of them. They run on torch's own threads. Tensors are bfloat16 and on the CPU; their last dimension is
+dense.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .rows import StepRows
+
+SOURCES = tuple(sorted(Path(__file__).parent.joinpath("csrc").glob("*.[ch]")))
+FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fvisibility=hidden")
+FLAGS += ("-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16")
+NEEDED = ("fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
+"""What /proc/cpuinfo must name."""
+PANEL = 32  # outputs side by side in a packed weight
+TILE = 64  # (row, query head) pairs of one task of attention, at most
+WIDEST = 256  # head_dim
+LOG2_E = 1.4426950408889634
+
+P, I, N, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_ssize_t, ctypes.c_float
+SIGNATURES = {
+    "linear": (P, N, P, P, N, I, I, I, I, I),
+    "adapted_linear": (P, N, P, P, N, I, I, I, I, I, P, I, P, I, P, P, I),
+    "attention": (P, N, P, P, N, N, P, P, P, P, I, I, I, I, F, I),
+    "rms_norm": (P, N, P, F, P, I, I, I),
+    "silu_product": (P, N, P, I, I, I),
+    "rotate": (P, N, P, P, P, I, I, I, I),
+    "store_kv": (P, N, P, N, P, P, N, N, P, P, I, I, I, I),
+}
+
+
+class Unavailable(Exception):
+    """Why the C kernels cannot run here, in words."""
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL:
+    """The compiled kernels. Raises Unavailable."""
+    missing = [name for name in NEEDED if name not in _processor()]
+    if missing:
+        raise Unavailable(f"the processor has no {missing[0]}")
+    path = _built()
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as fault:
+        raise Unavailable(f"{path} cannot be loaded ({fault})") from None
+    for name, types in SIGNATURES.items():
+        getattr(loaded, name).argtypes, getattr(loaded, name).restype = types, None
+    return loaded
+
+
+@lru_cache(maxsize=1)
+def _processor() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+
+
+def _built() -> Path:
+    """The shared library for these very sources; compiled where it is not in the cache."""
+    told = hashlib.sha256(" ".join(FLAGS).encode())
+    for source in SOURCES:
+        told.update(source.read_bytes())
+    folder = _cache() / "native"
+    path = folder / f"kernels-{told.hexdigest()[:16]}.so"
+    if not path.exists():
+        compiler = shutil.which(os.environ.get("CC") or "cc")
+        if compiler is None:
+            raise Unavailable("no C compiler (cc) is installed")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder) as work:
+                _compile(compiler, Path(work)).replace(path)  # whole or not at all, if several processes do this
+        except OSError as fault:
+            raise Unavailable(f"{folder}: {fault.strerror or fault}") from None
+    return path
+
+
+def _cache() -> Path:
+    """The user's cache folder, as ``recguide.models.cache_dir`` finds it (kernels import nothing from there)."""
+    moved = os.environ.get("RECGUIDE_CACHE")
+    return Path(moved or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "recguide")).expanduser()
+
+
+def _compile(compiler: str, work: Path) -> Path:
+    made = work / "kernels.so"
+    # without OpenMP at the second call: its symbols are found in the library that torch has loaded, so that both use
+    # the same threads
+    sources = [str(source.absolute()) for source in SOURCES if source.suffix == ".c"]
+    objects = [f"{Path(source).stem}.o" for source in sources]
+    for command in ([compiler, *FLAGS, "-c", *sources], [compiler, "-shared", "-o", made.name, *objects, "-lm"]):
+        ran = subprocess.run(command, cwd=work, capture_output=True, text=True)
+        if ran.returncode:
+            words = (ran.stderr.strip() or f"exit status {ran.returncode}").splitlines()
+            raise Unavailable(f"{compiler} failed: {next((w for w in words if 'error' in w), words[0])}")
+    return made
+
+
+def multiplies() -> bool:
+    """Whether ``linear`` is the best product here: a processor with matrix tiles (AMX) has oneDNN use them."""
+    return "amx_bf16" not in _processor()
+
+
+def pack(weight: Tensor) -> Tensor:
+    """[out, in] as ``linear`` reads it: [panels of 32 outputs, in / 2, 32, 2], zeros behind the last output.
+
+    ``in`` must be even.
+    """
+    outputs, inputs = weight.shape
+    panels = -(-outputs // PANEL)
+    padded = weight.new_zeros(panels * PANEL, inputs)
+    padded[:outputs] = weight
+    return padded.view(panels, PANEL, inputs // 2, 2).transpose(1, 2).contiguous()
+
+
+def unpack(packed: Tensor, outputs: int) -> Tensor:
+    """The weight [outputs, in] that ``pack`` was given."""
+    panels, pairs = packed.shape[:2]
+    return packed.transpose(1, 2).reshape(panels * PANEL, 2 * pairs)[:outputs].contiguous()
+
+
+def linear(x: Tensor, packed: Tensor, outputs: int, onto: Tensor | None = None) -> Tensor:
+    """x [rows, in] times a packed weight: [rows, outputs]. ``onto``, where given, is added to in place, and returned."""
+    rows = len(x)
+    y = torch.empty(rows, outputs, dtype=torch.bfloat16) if onto is None else onto
+    library().linear(
+        x.data_ptr(), x.stride(0), packed.data_ptr(), y.data_ptr(), y.stride(0), rows, outputs, packed.shape[1],
+        onto is not None, torch.get_num_threads(),
+    )  # fmt: skip
+    return y
+
+
+class LowRankFactors:
+    """An adapter's factors of projections that stand side by side: A [rank, in] and B [out, rank] of each."""
+
+    def __init__(self, downs: Sequence[Tensor], ups: Sequence[Tensor]):
+        rank = len(downs[0])
+        self.ranks, self.down, self.up = rank * len(downs), pack(torch.cat(tuple(downs))), pack(torch.cat(tuple(ups)))
+        first = [i * rank for i, up in enumerate(ups) for _ in range(len(up) // PANEL)]
+        self.offsets = torch.tensor(first, dtype=torch.int32)
+
+    @staticmethod
+    def fit(downs: Sequence[Tensor], ups: Sequence[Tensor]) -> bool:
+        """Whether panels of outputs belong to one projection each, and all have one rank."""
+        ranks = {len(down) for down in downs} | {up.shape[1] for up in ups}
+        return len(ranks) == 1 and not any(n % 2 for n in ranks) and not any(len(up) % PANEL for up in ups)
+
+
+def adapted_linear(x: Tensor, packed: Tensor, factors: LowRankFactors, split: int, onto: Tensor | None = None) -> Tensor:
+    """``linear``, and the adapter's part on rows from ``split`` on; outputs are a multiple of PANEL."""
+    rows, outputs = len(x), PANEL * len(packed)
+    y = torch.empty(rows, outputs, dtype=torch.bfloat16) if onto is None else onto
+    low = torch.empty(rows - split, factors.ranks, dtype=torch.bfloat16)
+    library().adapted_linear(
+        x.data_ptr(), x.stride(0), packed.data_ptr(), y.data_ptr(), y.stride(0), rows, outputs, packed.shape[1],
+        onto is not None, split, factors.down.data_ptr(), factors.ranks, factors.up.data_ptr(), factors.up.shape[1],
+        factors.offsets.data_ptr(), low.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+    return y
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [rows, width] over the root of its mean square, times ``weight`` (float32)."""
+    y = torch.empty(x.shape, dtype=torch.bfloat16)
+    library().rms_norm(
+        x.data_ptr(), x.stride(0), weight.data_ptr(), eps, y.data_ptr(), *x.shape, torch.get_num_threads()
+    )
+    return y
+
+
+def silu_product(x: Tensor) -> Tensor:
+    """silu(gate) * up [rows, width] of x [rows, 2 width], gate first."""
+    rows, width = len(x), x.shape[1] // 2
+    y = torch.empty(rows, width, dtype=torch.bfloat16)
+    library().silu_product(x.data_ptr(), x.stride(0), y.data_ptr(), rows, width, torch.get_num_threads())
+    return y
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of x [rows, heads, head_dim]; cos, sin [rows, 1, head_dim]: the first half of sin carries the
+    minus of the rotation."""
+    y = torch.empty(x.shape, dtype=torch.bfloat16)
+    library().rotate(
+        x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), y.data_ptr(), *x.shape, torch.get_num_threads()
+    )
+    return y
+
+
+def store_kv(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, keys: Tensor, first_draft_row: int
+) -> None:
+    """k, v [rows, kv_heads, head_dim] to places ``keys`` of ``slots`` (int64 [rows]) in one layer's cache
+    [slots, kv_heads, keys, head_dim]. What is not finite in draft rows is stored as 0."""
+    rows, kv_heads, width = k.shape
+    library().store_kv(
+        k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), k_cache.data_ptr(), v_cache.data_ptr(), *k_cache.stride()[:2],
+        slots.data_ptr(), keys.data_ptr(), rows, first_draft_row, kv_heads, width,
+    )  # fmt: skip
+
+
+def attends(head_dim: int) -> bool:
+    """Whether ``store_kv`` and ``NativeAttention`` take heads of this size."""
+    return head_dim % 32 == 0 and head_dim <= WIDEST
+
+
+class NativeAttention:
+    """``step_attention`` in C: the step's tables, and the call. Requests are cut into tiles of rows."""
+
+    def __init__(self, step: StepRows, group_size: int, scale: float):
+        self._group, self._scale = group_size, scale * LOG2_E
+        order = [row for rows in step.owned for row in rows]
+        starts = accumulate(map(len, step.owned), initial=0)
+        most = TILE // group_size
+        tiles = [
+            (slot, start + first, min(most, len(rows) - first))
+            for slot, start, rows in zip(step.slots, starts, step.owned, strict=False)
+            for first in range(0, len(rows), most)
+        ]
+        self._order = torch.tensor(order, dtype=torch.int32)
+        self._rules = torch.tensor((step.limits, step.lows, step.highs), dtype=torch.int32).T.contiguous()
+        self._tiles = torch.tensor(tiles, dtype=torch.int32)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """[rows, heads * head_dim]; k and v [slots, kv_heads, tokens, head_dim] are dense in the last two."""
+        rows, heads, width = q.shape
+        out = torch.empty(rows, heads * width, dtype=torch.bfloat16)
+        library().attention(
+            q.data_ptr(), q.stride(0), k.data_ptr(), v.data_ptr(), *k.stride()[:2], out.data_ptr(),
+            self._order.data_ptr(), self._rules.data_ptr(), self._tiles.data_ptr(), len(self._tiles),
+            k.shape[1], self._group, width, self._scale, torch.get_num_threads(),
+        )  # fmt: skip
+        return out
