@@ -42,6 +42,9 @@ P, I, N, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_ssize_t, ctypes.c_float
 SIGNATURES = {
     "linear": (P, N, P, P, N, I, I, I, I, I),
     "adapted_linear": (P, N, P, P, N, I, I, I, I, I, P, I, P, I, P, P, I),
+    "best_tokens": (P, N, I, I, I, P, P, I),
+    "exponential_sums": (P, N, P, N, I, I, P, I),
+    "chain_scores": (P, P, P, P, P, P, P, P, P, P, I, I, I, I, F, I),
     "attention": (P, N, P, P, N, N, P, P, P, P, I, I, I, I, F, I),
     "rms_norm": (P, N, P, F, P, I, I, I),
     "silu_product": (P, N, P, I, I, I),
@@ -219,6 +222,51 @@ def store_kv(
         k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), k_cache.data_ptr(), v_cache.data_ptr(), *k_cache.stride()[:2],
         slots.data_ptr(), keys.data_ptr(), rows, first_draft_row, kv_heads, width,
     )  # fmt: skip
+
+
+def best_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Logits (float32) and ids (int64) of the ``count`` best tokens of every row [rows, count], best first, of equals
+    the first. The best logit is NaN where one of the row is."""
+    rows, vocab = logits.shape
+    ids = torch.empty(rows, count, dtype=torch.int64)
+    values = torch.empty(rows, count)
+    library().best_tokens(
+        logits.data_ptr(), logits.stride(0), rows, vocab, count, ids.data_ptr(), values.data_ptr(),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return values, ids
+
+
+def exponential_sums(logits: Tensor, best: Tensor) -> Tensor:
+    """[2, rows]: sums of e^d and of d e^d over a row's logits, d being how far each is below ``best`` [rows, ..]."""
+    rows, vocab = logits.shape
+    sums = torch.empty(rows, 2)
+    library().exponential_sums(
+        logits.data_ptr(), logits.stride(0), best.data_ptr(), best.stride(0), rows, vocab, sums.data_ptr(),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return sums.T
+
+
+CHAINED = 48  # rows that ``chain_scores`` takes at once
+
+
+def chain_scores(
+    before: Tensor, embedding: Tensor, lead: Tensor, tokens: Tensor, up: Tensor, base: Tensor, ids: Tensor, head: Tensor,
+    eps: float,
+) -> Tensor:  # fmt: skip
+    """Scores [rows, candidates] of the chain (float32). before, ids int64 [rows, 2], [rows, candidates]; embedding,
+    head [vocab, hidden]; lead [rows, rank]; tokens, up packed; base float32. All dense; at most CHAINED rows."""
+    rows, candidates = ids.shape
+    rank, hidden = lead.shape[1], head.shape[1]
+    scores = torch.empty(rows, candidates)
+    work = torch.empty(rows * (3 * hidden + rank), dtype=torch.bfloat16)
+    library().chain_scores(
+        before.data_ptr(), embedding.data_ptr(), lead.data_ptr(), tokens.data_ptr(), up.data_ptr(), base.data_ptr(),
+        ids.data_ptr(), head.data_ptr(), scores.data_ptr(), work.data_ptr(), rows, candidates, hidden, rank, eps,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return scores
 
 
 def attends(head_dim: int) -> bool:

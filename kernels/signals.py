@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .backend import choose
+from . import native
+from .backend import choose, native_takes
 from .noise import gumbel
 
 ROWS = 16  # of a float32 copy at a time: what is made of it stays in the processor's cache
@@ -49,6 +50,8 @@ def signals(logits: Tensor, *, entropy: bool = False, top_k: int = 0, mask_id: i
         from .signals_triton import signals_triton
 
         return signals_triton(logits, entropy, top_k, mask_id)
+    if native_takes(logits) and mask_id is None:
+        return _signals_native(logits, entropy, top_k)
     return signals_reference(logits, entropy, top_k, mask_id)
 
 
@@ -77,8 +80,27 @@ def _signals(logits: Tensor, entropy: bool, top_k: int, mask_id: int | None) -> 
     return Signals(ids[:, :2], probabilities, best[:, 0] + normaliser, spread, *top)
 
 
+def _signals_native(logits: Tensor, entropy: bool, top_k: int) -> Signals:
+    best, ids = native.best_tokens(logits, max(2, top_k))
+    total, weighted = native.exponential_sums(logits, best)
+    probabilities = (best[:, :2] - best[:, :1]).exp_() / total[:, None]
+    normaliser = total.log()
+    spread = normaliser - weighted / total if entropy else None
+    top = (ids[:, :top_k], best[:, :top_k]) if top_k else (None, None)
+    return Signals(ids[:, :2], probabilities, best[:, 0] + normaliser, spread, *top)
+
+
+def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The best logit of every row of ``logits`` [rows, vocab], NaN where one is NaN, and the first token that has it."""
+    if native_takes(logits):
+        return tuple(column[:, 0] for column in native.best_tokens(logits, 1))
+    return logits.max(-1)
+
+
 def best(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Logits and ids of the ``count`` best tokens of every row [rows, count], best first; float32 and int64."""
+    if native_takes(logits):
+        return native.best_tokens(logits, count)
     if logits.device.type != "cpu":
         found = logits.topk(count, -1)
         return found.values.float(), found.indices

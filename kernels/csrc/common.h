@@ -40,3 +40,8 @@ INLINE __m512 exp2_ps(__m512 x) {
     y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
     return _mm512_scalef_ps(y, whole);
 }
+
+INLINE __m512 silu(__m512 x) {
+    __m512 power = exp2_ps(_mm512_mul_ps(x, _mm512_set1_ps(-1.44269504f)));
+    return _mm512_div_ps(x, _mm512_add_ps(power, _mm512_set1_ps(1.0f)));
+}

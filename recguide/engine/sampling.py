@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recguide.errors import RecGuideError
 from recguide.kernels.noise import gumbel
-from recguide.kernels.signals import sample
+from recguide.kernels.signals import greedy, sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class Draws:
 
 def draw(logits: Tensor, rows: Sequence[Row]) -> Draws:
     """Draw one token per row of ``logits`` [rows, vocab]."""
-    best, tokens = logits.max(-1)  # a NaN anywhere in a row makes its maximum NaN
+    best, tokens = greedy(logits)
     finite = best.isfinite().tolist()
     chosen = tokens.tolist()
     with_logprobs = any(row.params.logprobs for row in rows)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recguide.kernels import native
 from recguide.kernels.signals import best
 from recguide.models.linear import Linear
 from recguide.models.norm import RMSNorm
@@ -62,6 +63,7 @@ class Chain:
         own, tokens = factors.down.to(head).split((width, 2 * width), 1)
         self.own, self.tokens = Linear(own, pack), Linear(tokens, pack)
         self.up = Linear(factors.up.to(head), pack)
+        self._native = self.tokens.native and self.up.native
         self._norm = RMSNorm(torch.ones(width, device=head.device, dtype=head.dtype), torch.finfo(torch.float32).eps)
 
     @property
@@ -84,5 +86,8 @@ class Chain:
 
     def scores(self, chained: Chained, before: Tensor) -> Tensor:
         """The candidates' logits [rows, candidates] once the tokens before them are known; float32."""
+        if self._native and len(before) <= native.CHAINED and not torch.is_grad_enabled():
+            weights = self.embedding, chained.lead, self.tokens.weight, self.up.weight
+            return native.chain_scores(before, *weights, chained.base, chained.ids, self.head, self._norm.eps)
         moved = self.move(chained.lead, before)
         return chained.base + torch.bmm(moved[:, None], F.embedding(chained.ids, self.head).mT)[:, 0]
