@@ -92,7 +92,7 @@ def _native(device: torch.device) -> tuple[bool, str]:
         library()
     except Unavailable as fault:
         return False, f"no C kernels: {fault}"
-    return True, "C kernels for bfloat16, compiled here"
+    return True, "a CPU with bfloat16 instructions"
 
 
 ABLE = {TRITON: _triton, NATIVE: _native}

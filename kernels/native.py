@@ -38,18 +38,18 @@ TILE = 64  # (row, query head) pairs of one task of attention, at most
 WIDEST = 256  # head_dim
 LOG2_E = 1.4426950408889634
 
-P, I, N, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_ssize_t, ctypes.c_float
+P, C, N, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_ssize_t, ctypes.c_float
 SIGNATURES = {
-    "linear": (P, N, P, P, N, I, I, I, I, I),
-    "adapted_linear": (P, N, P, P, N, I, I, I, I, I, P, I, P, I, P, P, I),
-    "best_tokens": (P, N, I, I, I, P, P, I),
-    "exponential_sums": (P, N, P, N, I, I, P, I),
-    "chain_scores": (P, P, P, P, P, P, P, P, P, P, I, I, I, I, F, I),
-    "attention": (P, N, P, P, N, N, P, P, P, P, I, I, I, I, F, I),
-    "rms_norm": (P, N, P, F, P, I, I, I),
-    "silu_product": (P, N, P, I, I, I),
-    "rotate": (P, N, P, P, P, I, I, I, I),
-    "store_kv": (P, N, P, N, P, P, N, N, P, P, I, I, I, I),
+    "linear": (P, N, P, P, N, C, C, C, C, C),
+    "adapted_linear": (P, N, P, P, N, C, C, C, C, C, P, C, P, C, P, P, C),
+    "best_tokens": (P, N, C, C, C, P, P, C),
+    "exponential_sums": (P, N, P, N, C, C, P, C),
+    "chain_scores": (P, P, P, P, P, P, P, P, P, P, C, C, C, C, F, C),
+    "attention": (P, N, P, P, N, N, P, P, P, P, C, C, C, C, F, C),
+    "rms_norm": (P, N, P, F, P, C, C, C),
+    "silu_product": (P, N, P, C, C, C),
+    "rotate": (P, N, P, P, P, C, C, C, C),
+    "store_kv": (P, N, P, N, P, P, N, N, P, P, C, C, C, C),
 }
 
 
@@ -146,7 +146,7 @@ def unpack(packed: Tensor, outputs: int) -> Tensor:
 
 
 def linear(x: Tensor, packed: Tensor, outputs: int, onto: Tensor | None = None) -> Tensor:
-    """x [rows, in] times a packed weight: [rows, outputs]. ``onto``, where given, is added to in place, and returned."""
+    """x [rows, in] times a packed weight: [rows, outputs]. Where ``onto`` is given, it is added to and returned."""
     rows = len(x)
     y = torch.empty(rows, outputs, dtype=torch.bfloat16) if onto is None else onto
     library().linear(
@@ -172,7 +172,9 @@ class LowRankFactors:
         return len(ranks) == 1 and not any(n % 2 for n in ranks) and not any(len(up) % PANEL for up in ups)
 
 
-def adapted_linear(x: Tensor, packed: Tensor, factors: LowRankFactors, split: int, onto: Tensor | None = None) -> Tensor:
+def adapted_linear(
+    x: Tensor, packed: Tensor, factors: LowRankFactors, split: int, onto: Tensor | None = None
+) -> Tensor:
     """``linear``, and the adapter's part on rows from ``split`` on; outputs are a multiple of PANEL."""
     rows, outputs = len(x), PANEL * len(packed)
     y = torch.empty(rows, outputs, dtype=torch.bfloat16) if onto is None else onto
@@ -219,8 +221,8 @@ def store_kv(
     [slots, kv_heads, keys, head_dim]. What is not finite in draft rows is stored as 0."""
     rows, kv_heads, width = k.shape
     library().store_kv(
-        k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), k_cache.data_ptr(), v_cache.data_ptr(), *k_cache.stride()[:2],
-        slots.data_ptr(), keys.data_ptr(), rows, first_draft_row, kv_heads, width,
+        k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0), k_cache.data_ptr(), v_cache.data_ptr(),
+        *k_cache.stride()[:2], slots.data_ptr(), keys.data_ptr(), rows, first_draft_row, kv_heads, width,
     )  # fmt: skip
 
 
@@ -252,8 +254,8 @@ CHAINED = 48  # rows that ``chain_scores`` takes at once
 
 
 def chain_scores(
-    before: Tensor, embedding: Tensor, lead: Tensor, tokens: Tensor, up: Tensor, base: Tensor, ids: Tensor, head: Tensor,
-    eps: float,
+    before: Tensor, embedding: Tensor, lead: Tensor, tokens: Tensor, up: Tensor, base: Tensor, ids: Tensor,
+    head: Tensor, eps: float,
 ) -> Tensor:  # fmt: skip
     """Scores [rows, candidates] of the chain (float32). before, ids int64 [rows, 2], [rows, candidates]; embedding,
     head [vocab, hidden]; lead [rows, rank]; tokens, up packed; base float32. All dense; at most CHAINED rows."""

@@ -91,7 +91,7 @@ def _signals_native(logits: Tensor, entropy: bool, top_k: int) -> Signals:
 
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The best logit of every row of ``logits`` [rows, vocab], NaN where one is NaN, and the first token that has it."""
+    """The best logit of every row [rows], NaN where one is NaN, and the first token that has it; of [rows, vocab]."""
     if native_takes(logits):
         return tuple(column[:, 0] for column in native.best_tokens(logits, 1))
     return logits.max(-1)

@@ -18,6 +18,7 @@ from .attention import additive, attention
 from .backend import choose, native_takes
 from .rows import Group, StepRows, groups_of
 
+
 class Places(NamedTuple):
     """Where a step's rows go: slots and keys int64 [rows]; rows from ``first_draft_row`` on are drafts."""
 

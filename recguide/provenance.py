@@ -19,6 +19,7 @@ import torch
 
 from recguide import __version__
 from recguide.errors import RecGuideError
+from recguide.kernels.backend import Choice, choose
 
 
 def provenance() -> dict[str, Any]:
@@ -32,14 +33,24 @@ def provenance() -> dict[str, Any]:
         "torch": torch.__version__,
         "device": device_name(),
         "threads": torch.get_num_threads(),
+        "kernels": kernels().backend,
         "profile": profile_fingerprint(),
     }
 
 
 def profile_fingerprint() -> str:
-    """16 hex digits of what step times depend on besides the model: device, threads, torch."""
-    facts = f"{device_name()}/{torch.get_num_threads()}/{torch.__version__}"
+    """16 hex digits of what step times depend on besides the model: device, threads, torch, kernels."""
+    facts = f"{device_name()}/{torch.get_num_threads()}/{torch.__version__}/{kernels().backend}"
     return hashlib.sha256(facts.encode()).hexdigest()[:16]
+
+
+def kernels(device: torch.device | None = None) -> Choice:
+    """Which version of the kernels serves a device (None: the machine's best), and why. RecGuideError tells a fault of
+    the user's choice."""
+    try:
+        return choose(device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    except ValueError as fault:
+        raise RecGuideError(str(fault)) from None
 
 
 def _command() -> str:

@@ -14,16 +14,18 @@ from rich.table import Table
 
 from recguide import __version__
 from recguide.errors import RecGuideError
-from recguide.kernels.backend import TRITON, choose
+from recguide.kernels.backend import NATIVE, TORCH, TRITON
 from recguide.models import embedded
 from recguide.models.adapter import load_adapter
 from recguide.models.cache_dir import cache_dir
 from recguide.models.checkpoint import fingerprint_folder, read_json
 from recguide.models.config import from_hf
-from recguide.models.linear import can_pack
+from recguide.models.linear import can_multiply, can_pack
 from recguide.models.loader import default_device, default_dtype, shipped_adapter
-from recguide.provenance import device_name
+from recguide.provenance import device_name, kernels
 
+NAMES = {TRITON: "Triton", NATIVE: "C", TORCH: "torch reference"}
+KERNELS = "attention, signals"
 GOOD, NOTE, BAD = "[green]ok[/green]", "[yellow]note[/yellow]", "[red]bad[/red]"
 
 
@@ -56,21 +58,26 @@ def _device() -> list[tuple[str, str, str]]:
     rows = [(GOOD, "device", device_name()), (GOOD if native else NOTE, "dtype", str(dtype).removeprefix("torch."))]
     threads, cores = torch.get_num_threads(), os.cpu_count() or 1
     rows.append((GOOD if threads <= cores else NOTE, "threads", f"{threads} on {cores} cores"))
-    packed = can_pack(torch.empty(1, 1, dtype=dtype, device=device))
-    rows.append(
-        (GOOD if packed or device.type == "cuda" else NOTE, "linear maps", "oneDNN, prepacked" if packed else "torch")
-    )
-    return [*rows, _kernels(device)]
-
-
-def _kernels(device: torch.device) -> tuple[str, str, str]:
     try:
-        backend, reason = choose(device)
-    except ValueError as fault:
-        return BAD, "attention, signals", str(fault)
-    name = "Triton" if backend == TRITON else "torch reference"
-    expected = backend == TRITON or device.type == "cpu"
-    return GOOD if expected else NOTE, "attention, signals", f"{name}: {reason}"
+        chosen = _kernels(device, dtype)
+    except RecGuideError as fault:
+        return [*rows, (BAD, KERNELS, str(fault))]
+    return [*rows, _products(torch.empty(2, 2, dtype=dtype, device=device)), chosen]
+
+
+def _products(weight: torch.Tensor) -> tuple[str, str, str]:
+    if can_multiply(weight):
+        return GOOD, "linear maps", "C kernels, packed"
+    if can_pack(weight):
+        return GOOD, "linear maps", "oneDNN, prepacked"
+    return GOOD if weight.device.type == "cuda" else NOTE, "linear maps", "torch"
+
+
+def _kernels(device: torch.device, dtype: torch.dtype) -> tuple[str, str, str]:
+    """The references are what is expected on a CPU without bfloat16 instructions only."""
+    backend, reason = kernels(device)
+    expected = backend != TORCH or (device.type == "cpu" and dtype != torch.bfloat16)
+    return GOOD if expected else NOTE, KERNELS, f"{NAMES[backend]}: {reason}"
 
 
 def _model() -> list[tuple[str, str, str]]:

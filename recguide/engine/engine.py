@@ -28,10 +28,10 @@ from recguide.engine.sampling import SamplingParams
 from recguide.engine.stats import EngineStats, StepRecord
 from recguide.engine.text import StopMatcher
 from recguide.errors import RecGuideError
-from recguide.kernels.backend import Choice, choose
 from recguide.models.config import ModelConfig
 from recguide.models.loader import Model
 from recguide.policies import Policy, parse_policy
+from recguide.provenance import kernels
 
 Prompt = str | list[int] | list[dict[str, str]]
 LOGIT_ROWS = 256  # logits of more rows than this are made in pieces, so that rows x vocabulary stays bounded
@@ -72,7 +72,7 @@ class Engine:
         self._policy = self._attached(policy)
         self._concurrency = self._check_concurrency(max_concurrency if concurrency is None else concurrency)
         backbone = model.backbone
-        self.kernels = _kernels(backbone.device)
+        self.kernels = kernels(backbone.device)
         self._adapter = model.fused_adapter
         self.adapter_enabled = True
         self._cache = KVCache(
@@ -454,14 +454,6 @@ class Engine:
             phases=clock.phases,
         )
         self.stats.add(self.last_step)
-
-
-def _kernels(device: torch.device) -> Choice:
-    """Which version of the kernels serves a device, and why; a fault of the user's choice is told before any work."""
-    try:
-        return choose(device)
-    except ValueError as fault:
-        raise RecGuideError(str(fault)) from None
 
 
 class _PhaseClock:

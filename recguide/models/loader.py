@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from recguide.errors import RecGuideError
+from recguide.kernels.backend import TORCH
 from recguide.models import embedded
 from recguide.models.adapter import DraftAdapter, FusedAdapter, load_adapter
 from recguide.models.backbone import Backbone
@@ -21,6 +22,7 @@ from recguide.models.checkpoint import Weights, fingerprint_folder, fingerprint_
 from recguide.models.config import ModelConfig, from_hf
 from recguide.models.memory import keep_freed_memory, limit_kernel_cache
 from recguide.models.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
+from recguide.provenance import kernels
 
 BUNDLED_ADAPTER = "linear_spec_lora"
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -114,6 +116,7 @@ def load_model(
     """
     where = _device(device) if device else default_device()
     kind = _dtype(dtype) if dtype else default_dtype(where)
+    serving = kernels(where)  # a fault of the user's choice is told before any work
     if where.type == "cpu":
         limit_kernel_cache()
     folder = find_folder(name)
@@ -133,6 +136,8 @@ def load_model(
         model.fallbacks.append(
             f"{model.dtype_name} is only emulated by this processor, and slow; float32 is what it multiplies"
         )
+    elif kind == torch.bfloat16 and where.type == "cpu" and serving.backend == TORCH:
+        model.fallbacks.append(f"steps of few rows take about twice as long as with the C kernels ({serving.reason})")
     if where.type == "cpu":
         keep_freed_memory()  # only now: what loading frees along the way would lie in holes between the weights
     return model

@@ -6,6 +6,7 @@ import pytest
 import torch
 from recguide.kernels import backend
 from recguide.kernels.backend import VARIABLE, choose
+from recguide.kernels.native import Unavailable
 
 from recguide.errors import RecGuideError
 from tests.helpers import make_engine, small_model
@@ -25,9 +26,14 @@ def fresh(monkeypatch):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Lets triton be installed or not, and a GPU have a compute capability."""
+    """Lets triton be installed or not, a GPU have a compute capability, and C kernels be unavailable for a reason."""
 
-    def make(installed=True, capability=(9, 0)):
+    def library(reason):
+        if reason:
+            raise Unavailable(reason)
+
+    def make(installed=True, capability=(9, 0), no_c="the processor has no avx512_bf16"):
+        monkeypatch.setattr(backend, "library", lambda: library(no_c))
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU of the test")
@@ -35,10 +41,30 @@ def machine(monkeypatch):
     return make
 
 
-def test_a_cpu_takes_the_references(machine):
+def test_a_cpu_takes_c_where_it_can(machine):
+    machine(no_c=None)
+    assert choose(CPU) == ("native", "a CPU with bfloat16 instructions")
+    assert choose(CPU).native and not choose(CPU).triton
+
+
+def test_a_cpu_that_cannot_takes_the_references(machine):
     machine()
-    assert choose(CPU) == ("torch", "a cpu device; triton needs a GPU")
-    assert not choose(CPU).triton
+    reason = "triton needs a GPU, not a cpu device; no C kernels: the processor has no avx512_bf16"
+    assert choose(CPU) == ("torch", reason)
+    assert not choose(CPU).native and not choose(CPU).triton
+
+
+def test_the_c_kernels_take_bfloat16_without_gradients(machine):
+    machine(no_c=None)
+    x = torch.zeros(1, dtype=torch.bfloat16)
+    assert not backend.native_takes(x)
+    with torch.no_grad():
+        assert backend.native_takes(x)
+        assert not backend.native_takes(x.float())
+    choose.cache_clear()
+    machine()
+    with torch.no_grad():
+        assert not backend.native_takes(x)
 
 
 def test_a_gpu_takes_triton(machine):
@@ -64,17 +90,20 @@ def test_the_interpreters_switch_lets_a_cpu_run_triton(machine, monkeypatch):
     assert "interpreted" in choose(CPU).reason
 
 
-def test_torch_can_be_forced(machine, monkeypatch):
-    machine()
+@pytest.mark.parametrize("device", [GPU, CPU])
+def test_torch_can_be_forced(machine, monkeypatch, device):
+    machine(no_c=None)
     monkeypatch.setenv(VARIABLE, "Torch ")
-    assert choose(GPU) == ("torch", "RECGUIDE_KERNELS=torch")
+    assert choose(device) == ("torch", "RECGUIDE_KERNELS=torch")
 
 
 @pytest.mark.parametrize(
     ("value", "device", "words"),
     [
-        ("cuda", CPU, "RECGUIDE_KERNELS is 'cuda'; allowed: triton, torch, or unset"),
-        ("triton", CPU, "RECGUIDE_KERNELS is 'triton', but a cpu device; triton needs a GPU; unset it"),
+        ("cuda", CPU, "RECGUIDE_KERNELS is 'cuda'; allowed: triton, native, torch, or unset"),
+        ("triton", CPU, "RECGUIDE_KERNELS is 'triton', but triton needs a GPU, not a cpu device; unset it"),
+        ("native", GPU, "RECGUIDE_KERNELS is 'native', but C kernels need a CPU; unset it"),
+        ("native", CPU, "RECGUIDE_KERNELS is 'native', but no C kernels: the processor has no avx512_bf16; unset it"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(machine, monkeypatch, value, device, words):
