@@ -1,5 +1,5 @@
-"""Which version of the kernels runs on a device, and why: Triton on a GPU, C on a CPU with bfloat16 instructions, the
-torch references elsewhere.
+"""Which version of the kernels runs on a device, and why: Triton on a GPU, C on a CPU with AVX-512, the torch
+references elsewhere.
 
 ``RECGUIDE_KERNELS=triton``, ``native`` or ``torch`` forces one. ``TRITON_INTERPRET=1`` (Triton's own switch) runs the
 Triton versions on a CPU, a thousand times slower: for tests. Knows nothing of what the operations do.
@@ -92,7 +92,7 @@ def _native(device: torch.device) -> tuple[bool, str]:
         library()
     except Unavailable as fault:
         return False, f"no C kernels: {fault}"
-    return True, "a CPU with bfloat16 instructions"
+    return True, "a CPU with AVX-512"
 
 
 ABLE = {TRITON: _triton, NATIVE: _native}

@@ -1,4 +1,4 @@
-"""C kernels for few rows on a processor with bfloat16 instructions (AVX-512 BF16), compiled on first use.
+"""C kernels for few rows of bfloat16 on a processor with AVX-512, compiled on first use.
 
 A step of few rows takes the time in which weights and cache can be read, if little else is done: here a product reads
 its weights in one stream, and what is between products is one pass each. A row's results do not depend on the other
@@ -30,9 +30,9 @@ from .rows import StepRows
 
 SOURCES = tuple(sorted(Path(__file__).parent.joinpath("csrc").glob("*.[ch]")))
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fvisibility=hidden")
-FLAGS += ("-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16")
-NEEDED = ("fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
-"""What /proc/cpuinfo must name."""
+NEEDED = ("fma", "avx512f", "avx512bw", "avx512vl", "avx512dq")
+PRODUCTS = "avx512_bf16"  # used where there, else made of plain instructions
+"""Names in /proc/cpuinfo; a compiler's flags are these without underscores."""
 PANEL = 32  # outputs side by side in a packed weight
 TILE = 64  # (row, query head) pairs of one task of attention, at most
 WIDEST = 256  # head_dim
@@ -84,7 +84,8 @@ def _processor() -> frozenset[str]:
 
 def _built() -> Path:
     """The shared library for these very sources; compiled where it is not in the cache."""
-    told = hashlib.sha256(" ".join(FLAGS).encode())
+    flags = [*FLAGS, *(f"-m{name.replace('_', '')}" for name in (*NEEDED, PRODUCTS) if name in _processor())]
+    told = hashlib.sha256(" ".join(flags).encode())
     for source in SOURCES:
         told.update(source.read_bytes())
     folder = _cache() / "native"
@@ -96,7 +97,7 @@ def _built() -> Path:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder) as work:
-                _compile(compiler, Path(work)).replace(path)  # whole or not at all, if several processes do this
+                _compile(compiler, flags, Path(work)).replace(path)  # whole or not at all, if several processes do this
         except OSError as fault:
             raise Unavailable(f"{folder}: {fault.strerror or fault}") from None
     return path
@@ -108,13 +109,13 @@ def _cache() -> Path:
     return Path(moved or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "recguide")).expanduser()
 
 
-def _compile(compiler: str, work: Path) -> Path:
+def _compile(compiler: str, flags: Sequence[str], work: Path) -> Path:
     made = work / "kernels.so"
     # without OpenMP at the second call: its symbols are found in the library that torch has loaded, so that both use
     # the same threads
     sources = [str(source.absolute()) for source in SOURCES if source.suffix == ".c"]
     objects = [f"{Path(source).stem}.o" for source in sources]
-    for command in ([compiler, *FLAGS, "-c", *sources], [compiler, "-shared", "-o", made.name, *objects, "-lm"]):
+    for command in ([compiler, *flags, "-c", *sources], [compiler, "-shared", "-o", made.name, *objects, "-lm"]):
         ran = subprocess.run(command, cwd=work, capture_output=True, text=True)
         if ran.returncode:
             words = (ran.stderr.strip() or f"exit status {ran.returncode}").splitlines()

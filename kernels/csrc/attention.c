@@ -144,7 +144,8 @@ INLINE void finish(const float *acc, float total, int width, bf16 *out) {
     const __m512i order = _mm512_set_epi16(31, 30, 29, 28, 15, 14, 13, 12, 27, 26, 25, 24, 11, 10, 9, 8, 23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
     for (int d = 0; d < width; d += 32) {
         __m512 low = _mm512_mul_ps(_mm512_load_ps(acc + d), share), high = _mm512_mul_ps(_mm512_load_ps(acc + d + 16), share);
-        _mm512_storeu_si512(out + d, _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low)));
+        __m512i made = _mm512_inserti64x4(_mm512_castsi256_si512(narrow(low)), narrow(high), 1);
+        _mm512_storeu_si512(out + d, _mm512_permutexvar_epi16(order, made));
     }
 }
 

@@ -1,4 +1,4 @@
-/* Vectors of bfloat16 and float32 for processors with AVX-512 BF16. All tensors are row-major; strides are in numbers. */
+/* Vectors of bfloat16 and float32 in AVX-512. All tensors are row-major; strides are in numbers. */
 #pragma once
 #include <immintrin.h>
 #include <math.h>
@@ -15,14 +15,34 @@ INLINE __m512 load16(const bf16 *x) { return widen(_mm256_loadu_si256((const __m
 
 INLINE __m512 load_some(const bf16 *x, int count) { return widen(_mm256_maskz_loadu_epi16((1u << count) - 1, x)); }
 
-INLINE void store16(bf16 *x, __m512 value) { _mm256_storeu_si256((__m256i *)x, (__m256i)_mm512_cvtneps_pbh(value)); }
+#ifdef __AVX512BF16__
+INLINE __m256i narrow(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
 
-INLINE void store_some(bf16 *x, __m512 value, int count) {
-    _mm256_mask_storeu_epi16(x, (1u << count) - 1, (__m256i)_mm512_cvtneps_pbh(value));
+/* sums += a0 b0 + a1 b1 of every pair. */
+INLINE __m512 dot_pairs(__m512 sums, __m512i a, __m512i b) {
+    return _mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b);
+}
+#else /* the same in plain AVX-512: half of the speed where arithmetic counts, all of it where reading does */
+INLINE __m256i narrow(__m512 x) {
+    __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    __mmask16 broken = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    rounded = _mm512_mask_or_epi32(rounded, broken, bits, _mm512_set1_epi32(0x400000));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
 }
 
 INLINE __m512 dot_pairs(__m512 sums, __m512i a, __m512i b) {
-    return _mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b);
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
+    __m512 a1 = _mm512_castsi512_ps(_mm512_and_si512(a, upper)), a0 = _mm512_castsi512_ps(_mm512_slli_epi32(a, 16));
+    __m512 b1 = _mm512_castsi512_ps(_mm512_and_si512(b, upper)), b0 = _mm512_castsi512_ps(_mm512_slli_epi32(b, 16));
+    return _mm512_fmadd_ps(a0, b0, _mm512_fmadd_ps(a1, b1, sums));
+}
+#endif
+
+INLINE void store16(bf16 *x, __m512 value) { _mm256_storeu_si256((__m256i *)x, narrow(value)); }
+
+INLINE void store_some(bf16 *x, __m512 value, int count) {
+    _mm256_mask_storeu_epi16(x, (1u << count) - 1, narrow(value));
 }
 
 INLINE __m512i both(const bf16 *x) { return _mm512_set1_epi32(*(const int32_t *)x); } /* a pair, 16 times */

@@ -91,8 +91,8 @@ def default_device() -> torch.device:
 
 
 def default_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the device multiplies it natively, else float32."""
-    if device.type == "cuda":
+    """bfloat16 where the device multiplies it natively or the C kernels do, else float32."""
+    if device.type == "cuda" or kernels(device).native:
         return torch.bfloat16
     if platform.machine() in ("x86_64", "AMD64"):  # oneDNN counts processors that only widen it, and those are slow
         native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -32,7 +32,7 @@ def machine(monkeypatch):
         if reason:
             raise Unavailable(reason)
 
-    def make(installed=True, capability=(9, 0), no_c="the processor has no avx512_bf16"):
+    def make(installed=True, capability=(9, 0), no_c="the processor has no avx512f"):
         monkeypatch.setattr(backend, "library", lambda: library(no_c))
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
@@ -43,13 +43,13 @@ def machine(monkeypatch):
 
 def test_a_cpu_takes_c_where_it_can(machine):
     machine(no_c=None)
-    assert choose(CPU) == ("native", "a CPU with bfloat16 instructions")
+    assert choose(CPU) == ("native", "a CPU with AVX-512")
     assert choose(CPU).native and not choose(CPU).triton
 
 
 def test_a_cpu_that_cannot_takes_the_references(machine):
     machine()
-    reason = "triton needs a GPU, not a cpu device; no C kernels: the processor has no avx512_bf16"
+    reason = "triton needs a GPU, not a cpu device; no C kernels: the processor has no avx512f"
     assert choose(CPU) == ("torch", reason)
     assert not choose(CPU).native and not choose(CPU).triton
 
@@ -103,7 +103,7 @@ def test_torch_can_be_forced(machine, monkeypatch, device):
         ("cuda", CPU, "RECGUIDE_KERNELS is 'cuda'; allowed: triton, native, torch, or unset"),
         ("triton", CPU, "RECGUIDE_KERNELS is 'triton', but triton needs a GPU, not a cpu device; unset it"),
         ("native", GPU, "RECGUIDE_KERNELS is 'native', but C kernels need a CPU; unset it"),
-        ("native", CPU, "RECGUIDE_KERNELS is 'native', but no C kernels: the processor has no avx512_bf16; unset it"),
+        ("native", CPU, "RECGUIDE_KERNELS is 'native', but no C kernels: the processor has no avx512f; unset it"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(machine, monkeypatch, value, device, words):

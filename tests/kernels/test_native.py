@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from recguide.models.rope import rotary_table, rotate
 from tests.kernels.steps import steps
 
+COMPILE = native.library.__wrapped__  # without memory
 try:
     native.library()
     WHY = ""
@@ -31,9 +32,20 @@ ROWS = st.sampled_from([1, 2, 11, 12, 13, 24, 25, 47, 48, 49, 100])
 ROUNDING = 2**-8  # half of what neighbours among bfloat16 numbers differ by, relatively
 
 
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
+@pytest.fixture(scope="module", params=["bfloat16 instructions", "plain AVX-512"], autouse=True)
+def made_for(request):
+    """The kernels as compiled for this processor, and as for one without bfloat16 instructions."""
+    if WHY:
+        yield
+        return
+    has = native._processor()
+    if request.param == "bfloat16 instructions" and native.PRODUCTS not in has:
+        pytest.skip("this processor has none")
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        plain = has - {native.PRODUCTS} if request.param == "plain AVX-512" else has
+        patch.setattr(native, "_processor", lambda: plain)
+        loaded = COMPILE()
+        patch.setattr(native, "library", lambda: loaded)
         yield
 
 
@@ -283,7 +295,7 @@ def build(tmp_path, monkeypatch):
     """Compile into an empty cache, with everything that a processor can have."""
     monkeypatch.setenv("RECGUIDE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(native, "_processor", lambda: frozenset(native.NEEDED))
-    return native.library.__wrapped__
+    return COMPILE
 
 
 def script(path, text):
