@@ -53,16 +53,15 @@ def _software() -> list[tuple[str, str, str]]:
 
 def _device() -> list[tuple[str, str, str]]:
     device = default_device()
-    dtype = default_dtype(device)
-    native = dtype == torch.bfloat16
-    rows = [(GOOD, "device", device_name()), (GOOD if native else NOTE, "dtype", str(dtype).removeprefix("torch."))]
+    rows = [(GOOD, "device", device_name())]
     threads, cores = torch.get_num_threads(), os.cpu_count() or 1
     rows.append((GOOD if threads <= cores else NOTE, "threads", f"{threads} on {cores} cores"))
     try:
-        chosen = _kernels(device, dtype)
+        dtype = default_dtype(device)
     except RecGuideError as fault:
         return [*rows, (BAD, KERNELS, str(fault))]
-    return [*rows, _products(torch.empty(2, 2, dtype=dtype, device=device)), chosen]
+    rows.append((GOOD if dtype == torch.bfloat16 else NOTE, "dtype", str(dtype).removeprefix("torch.")))
+    return [*rows, _products(torch.empty(2, 2, dtype=dtype, device=device)), _kernels(device, dtype)]
 
 
 def _products(weight: torch.Tensor) -> tuple[str, str, str]:

@@ -125,7 +125,8 @@ def top_two_margin(model, tokens):
 @pytest.mark.parametrize("real_model", ["bfloat16"], indirect=True)
 @pytest.mark.parametrize("spec", ["linear:8", "overlap:8"])
 def test_t05_first_divergences_in_bfloat16_are_near_ties(real_model, prompts, spec):
-    """bfloat16 keeps 8 bits: with logits near 20, rows of another batch shape may differ by a few eighths."""
+    """bfloat16 keeps 8 bits: with logits near 20, rows of another batch shape may differ by a few eighths. In the C
+    kernels a row does not depend on the others, and nothing differs at all."""
     count, tokens = (8, 64) if native_dtype() == "bfloat16" else (3, 24)  # emulated: 10x slower
     encoded = [real_model.tokenizer.chat(p) for p in prompts[:count]]
     plain, made = (outputs(real_model, s, encoded, 16, max_new_tokens=tokens) for s in ("ar", spec))
@@ -135,3 +136,4 @@ def test_t05_first_divergences_in_bfloat16_are_near_ties(real_model, prompts, sp
             margin = top_two_margin(real_model, prompt + a[:place])
             print(f"first divergence at {place}, margin {margin:.3f}")
             assert margin <= 0.5
+            assert not real_model.backbone.head.native
