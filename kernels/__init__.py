@@ -1,1 +1,1 @@
-"""Tensor operations, each with a torch reference and a Triton version. Knows nothing of requests."""
+"""Tensor operations, each with a torch reference, and versions in Triton and in C. Knows nothing of requests."""

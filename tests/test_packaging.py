@@ -166,8 +166,9 @@ def test_wheel_imports_from_its_own_files(installed):
 
 
 @pytest.mark.slow
-def test_wheel_holds_the_data_files(installed):
+def test_wheel_holds_the_files_that_are_not_python(installed):
     assert files(installed.site / "recguide" / "data") == files(ROOT / "data")
+    assert files(installed.site / "recguide" / "kernels" / "csrc") == files(ROOT / "kernels" / "csrc")
 
 
 @pytest.mark.slow

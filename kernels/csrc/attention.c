@@ -3,7 +3,7 @@
  * in blocks that begin at multiples of BLOCK, whatever other rows share the work. */
 #include "common.h"
 
-enum { BLOCK = 128, QUERIES = 64, WIDEST = 256, TOGETHER = 8 };
+enum { BLOCK = 64, QUERIES = 64, WIDEST = 256, TOGETHER = 8 };
 
 /* [16 keys, 32 numbers] to [16 pairs of numbers, 16 keys]. */
 INLINE void transpose(const bf16 *from, ptrdiff_t row, int keys, bf16 *to) {
@@ -149,6 +149,11 @@ INLINE void finish(const float *acc, float total, int width, bf16 *out) {
     }
 }
 
+/* Asks for what will be read soon. */
+INLINE void fetch(const bf16 *from, int count) {
+    for (int i = 0; i < count; i += 32) _mm_prefetch((const char *)(from + i), _MM_HINT_T0);
+}
+
 typedef struct {
     const bf16 *q, *k, *v; /* k, v: of one slot and K/V head, [keys, width] */
     bf16 *out;
@@ -187,6 +192,8 @@ static void attend(const Task *t) {
         int count = reach - first < BLOCK ? reach - first : BLOCK;
         if (first >= causal && first + count <= lowest) continue; /* no row looks here */
         for (int at = 0; at < count; at += 16) {
+            fetch(t->v + (ptrdiff_t)(first + at) * width, 16 * width);
+            fetch(t->k + (ptrdiff_t)(first + at + BLOCK) * width, 16 * width);
             for (int d = 0; d < width; d += 32)
                 transpose(t->k + (ptrdiff_t)(first + at) * width + d, width, count - at, keys + 16 * d);
             score_all(queries, q, width, keys, scores + at);
