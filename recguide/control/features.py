@@ -7,6 +7,7 @@ tree bins. Knows nothing of engines, logs or models.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ KINDS = ("draft", "correction", "open", "continuation", "tail")
 OPENED = KINDS.index("open")  # kinds from here on begin with a mask, those before with a known token
 GROUPS = ("open", "known", "tail")  # of kinds whose acceptance is watched together
 GROUP = np.array([1, 1, 0, 0, 2])  # of each kind
+IS_KIND = np.eye(len(KINDS), dtype=np.float32)[:, 1:]
 MOST = 16  # draft positions the models know; later ones are taken for this one
 DECAY = 0.8  # weight of a verification for the history, a verification later
 PRIOR = (0.5, 1.0)  # accepted, reached: what a request without history counts as
@@ -68,7 +70,7 @@ def history(rounds: Sequence[tuple[int, int]]) -> tuple[float, float, float, flo
         reached = DECAY * reached + min(taken + 1, given)
     last_given, last_taken = rounds[-1] if rounds else (0, 0)
     full = float(bool(rounds) and last_taken == last_given)
-    return accepted / reached, float(last_taken), full, float(np.log1p(min(len(rounds), MOST)))
+    return accepted / reached, float(last_taken), full, math.log1p(min(len(rounds), MOST))
 
 
 def draft_features(top1: np.ndarray, margin: np.ndarray, kinds: np.ndarray, histories: np.ndarray) -> np.ndarray:
@@ -110,6 +112,5 @@ def _places(out: np.ndarray, kinds: np.ndarray) -> None:
 
 def _constant(out: np.ndarray, kinds: np.ndarray, histories: np.ndarray) -> None:
     """Columns that are the same at every place: kind of branch and history."""
-    for kind in range(1, len(KINDS)):
-        out[:, :, kind - 1] = (kinds == kind)[:, None]
+    out[:, :, : len(KINDS) - 1] = IS_KIND[kinds][:, None]
     out[:, :, len(KINDS) - 1 :] = histories[:, None]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from recguide.control.features import GROUPS
+from recguide.control.features import GROUPS, MOST
 
 KEPT = 4096  # reached positions that the quality figures are of
 WINDOW = 50  # verifications that the alarm looks back on
@@ -22,6 +22,7 @@ ALARM, DEAD = -5.0, 1 / 3  # standard deviations below the usual acceptance, and
 ALIVE, PROOF = 0.6, 12  # share of the usual acceptance that ends an alarm, in so many verifications
 STEP, LEAST_STEP = 0.5, 0.01  # of the recalibration: STEP / observations, at least LEAST_STEP
 OFFSET_PLACES = 3  # later positions share an offset
+OFFSET_OF = np.minimum(np.arange(MOST), OFFSET_PLACES - 1)
 BINS = 10
 
 
@@ -40,8 +41,7 @@ class Monitor:
 
     def offset(self, groups: np.ndarray, places: int) -> np.ndarray:
         """Log-odds to add [drafts, places] for drafts of these ``groups`` (places in GROUPS, [drafts])."""
-        column = np.minimum(np.arange(places), OFFSET_PLACES - 1)
-        return self.offsets[groups][:, column]
+        return self.offsets[groups][:, OFFSET_OF[:places]]
 
     def learn(self, group: int, predicted: Sequence[float], accepted: int, given: int, *, adapt: bool = True) -> None:
         """What came of a verification: ``predicted`` P(accepted | reached) of the ``given`` drafts, recalibrated.

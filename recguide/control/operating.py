@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from statistics import mean
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ class Point:
     @property
     def rate(self) -> float:
         """Tokens a millisecond of all requests together; buckets are about equally common."""
-        return mean(tariff.rate for tariff in self.tariffs)
+        return fmean(tariff.rate for tariff in self.tariffs)
 
     def slowed(self, times: float) -> Point:
         """The same where all steps take so many times as long: rows cost as many tokens, and tokens come slower."""

@@ -53,7 +53,9 @@ class Refinement:
         self._noise = NOISE
         self._kept = np.full(len(errors), MEMORY)
         self._kept[0] = 1.0
+        self._kept_together = np.outer(self._kept, self._kept)
         self._returning = np.diag((1 - self._kept**2) * errors**2)
+        self._parts = [[_parts(load, kind, len(errors)) for kind in Kind] for load in range(loads)]
 
     @property
     def pace(self) -> float:
@@ -62,28 +64,30 @@ class Refinement:
 
     def error(self, load: int, kind: Kind) -> float:
         """What such steps take beyond the pace, to what the table says."""
-        return math.exp(self._mean[_parts(load, kind)[1:]].sum())
+        return math.exp(self._parts[load][kind] @ self._mean - self._mean[0])
 
     def observe(self, load: int, kind: Kind, ratio: float) -> None:
         """Take in a step that took ``ratio`` times what the table says; 0 (the clock was too coarse) tells nothing."""
         if ratio <= 0:
             return
         self._mean *= self._kept
-        self._covariance *= np.outer(self._kept, self._kept)
+        self._covariance *= self._kept_together
         self._covariance += self._returning
         self._covariance[0, 0] += (WANDER * self._noise) ** 2
-        parts = _parts(load, kind)
-        shared = self._covariance[:, parts].sum(1)
-        variance = shared[parts].sum() + self._noise**2
+        parts = self._parts[load][kind]
+        shared = self._covariance @ parts
+        variance = float(parts @ shared) + self._noise**2
         most = HICCUP * variance**0.5
-        surprise = min(max(math.log(ratio) - self._mean[parts].sum(), -most), most)
-        self._mean += shared / variance * surprise
+        surprise = min(max(math.log(ratio) - float(parts @ self._mean), -most), most)
+        self._mean += shared * (surprise / variance)
         self._covariance -= np.outer(shared, shared) / variance
         self._noise *= (1 + ATTENTION * (surprise**2 / variance - 1)) ** 0.5
         self._noise = min(max(self._noise, LEAST_NOISE), MOST_NOISE)
 
 
-def _parts(load: int, kind: Kind) -> list[int]:
-    """Places of what a step's time is made of: the pace, the kind's error, and its own at this load."""
+def _parts(load: int, kind: Kind, count: int) -> np.ndarray:
+    """What a step's time is made of, as ones among ``count`` zeros: the pace, the kind's error, its own at this load."""
     own = len(Kind) * (1 + load) + kind
-    return [0, own] if kind is Kind.PLAIN else [0, int(kind), own]
+    parts = np.zeros(count)
+    parts[[0, own] if kind is Kind.PLAIN else [0, kind, own]] = 1.0
+    return parts
