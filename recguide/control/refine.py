@@ -86,7 +86,7 @@ class Refinement:
 
 
 def _parts(load: int, kind: Kind, count: int) -> np.ndarray:
-    """What a step's time is made of, as ones among ``count`` zeros: the pace, the kind's error, its own at this load."""
+    """What a step takes its time from, ones among ``count`` zeros: the pace, its kind's error, its own at this load."""
     own = len(Kind) * (1 + load) + kind
     parts = np.zeros(count)
     parts[[0, own] if kind is Kind.PLAIN else [0, kind, own]] = 1.0
