@@ -142,6 +142,6 @@ def test_the_cached_default_needs_no_option(cli, cached, monkeypatch):
 
 @pytest.mark.slow
 def test_the_real_model_answers(cli):
-    run = cli("generate", "What is the capital of France?", "--max-new-tokens", 24)
+    run = cli("generate", "What is the capital of France?", "--max-new-tokens", 24, "--dtype", "float32")
     assert run.status == 0
     assert "Paris" in run.out
