@@ -34,8 +34,10 @@ NEEDED = ("fma", "avx512f", "avx512bw", "avx512vl", "avx512dq")
 PRODUCTS = "avx512_bf16"  # used where there, else made of plain instructions
 """Names in /proc/cpuinfo; a compiler's flags are these without underscores."""
 PANEL = 32  # outputs side by side in a packed weight
-TILE = 64  # (row, query head) pairs of one task of attention, at most
-WIDEST = 256  # head_dim
+GROUP = 48  # rows that share one reading of a weight, at most
+QUERIES = 64  # (row, query head) pairs of one task of attention, at most
+WIDEST = 256  # head_dim, at most
+SIZES = {"PANEL": PANEL, "GROUP": GROUP, "QUERIES": QUERIES, "WIDEST": WIDEST}
 LOG2_E = 1.4426950408889634
 
 P, C, N, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_ssize_t, ctypes.c_float
@@ -44,7 +46,7 @@ SIGNATURES = {
     "adapted_linear": (P, N, P, P, N, C, C, C, C, C, P, C, P, C, P, P, C),
     "best_tokens": (P, N, C, C, C, P, P, C),
     "exponential_sums": (P, N, P, N, C, C, P, C),
-    "chain_scores": (P, P, P, P, P, P, P, P, P, P, C, C, C, C, F, C),
+    "chain_scores": (P, P, P, P, P, P, P, P, P, P, F, P, C, C, C, C, C),
     "attention": (P, N, P, P, N, N, P, P, P, P, C, C, C, C, F, C),
     "rms_norm": (P, N, P, F, P, C, C, C),
     "silu_product": (P, N, P, C, C, C),
@@ -84,7 +86,8 @@ def _processor() -> frozenset[str]:
 
 def _built() -> Path:
     """The shared library for these very sources; compiled where it is not in the cache."""
-    flags = [*FLAGS, *(f"-m{name.replace('_', '')}" for name in (*NEEDED, PRODUCTS) if name in _processor())]
+    flags = [*FLAGS, *(f"-D{name}={size}" for name, size in SIZES.items())]
+    flags += [f"-m{name.replace('_', '')}" for name in (*NEEDED, PRODUCTS) if name in _processor()]
     told = hashlib.sha256(" ".join(flags).encode())
     for source in SOURCES:
         told.update(source.read_bytes())
@@ -251,23 +254,21 @@ def exponential_sums(logits: Tensor, best: Tensor) -> Tensor:
     return sums.T
 
 
-CHAINED = 48  # rows that ``chain_scores`` takes at once
-
-
 def chain_scores(
     before: Tensor, embedding: Tensor, lead: Tensor, tokens: Tensor, up: Tensor, base: Tensor, ids: Tensor,
-    head: Tensor, eps: float,
+    head: Tensor, weight: Tensor, eps: float,
 ) -> Tensor:  # fmt: skip
     """Scores [rows, candidates] of the chain (float32). before, ids int64 [rows, 2], [rows, candidates]; embedding,
-    head [vocab, hidden]; lead [rows, rank]; tokens, up packed; base float32. All dense; at most CHAINED rows."""
+    head [vocab, hidden]; lead [rows, rank]; tokens, up packed; base float32; weight (float32) and eps of the norm
+    of embeddings. All dense; at most GROUP rows."""
     rows, candidates = ids.shape
     rank, hidden = lead.shape[1], head.shape[1]
     scores = torch.empty(rows, candidates)
     work = torch.empty(rows * (3 * hidden + rank), dtype=torch.bfloat16)
     library().chain_scores(
         before.data_ptr(), embedding.data_ptr(), lead.data_ptr(), tokens.data_ptr(), up.data_ptr(), base.data_ptr(),
-        ids.data_ptr(), head.data_ptr(), scores.data_ptr(), work.data_ptr(), rows, candidates, hidden, rank, eps,
-        torch.get_num_threads(),
+        ids.data_ptr(), head.data_ptr(), scores.data_ptr(), weight.data_ptr(), eps, work.data_ptr(), rows, candidates,
+        hidden, rank, torch.get_num_threads(),
     )  # fmt: skip
     return scores
 
@@ -284,7 +285,7 @@ class NativeAttention:
         self._group, self._scale = group_size, scale * LOG2_E
         order = [row for rows in step.owned for row in rows]
         starts = accumulate(map(len, step.owned), initial=0)
-        most = TILE // group_size
+        most = QUERIES // group_size
         tiles = [
             (slot, start + first, min(most, len(rows) - first))
             for slot, start, rows in zip(step.slots, starts, step.owned, strict=False)

@@ -59,7 +59,7 @@ def step_attention(step: StepRows, group_size: int, scale: float, like: Tensor) 
         from .attention_triton import TritonAttention
 
         return TritonAttention(step, group_size, scale, like)
-    if native_takes(like) and native.attends(like.shape[-1]) and group_size <= native.TILE:
+    if native_takes(like) and native.attends(like.shape[-1]) and group_size <= native.QUERIES:
         return native.NativeAttention(step, group_size, scale)
     return GroupedAttention(step, group_size, scale, like)
 

@@ -1,9 +1,9 @@
 /* Attention of a step's rows over the K/V cache, into which the step's own K/V are written first. A row sees keys below
  * its limit, and keys of its own segment [low, high). Each row's result depends on its own keys alone: sums go over keys
  * in blocks that begin at multiples of BLOCK, whatever other rows share the work. */
-#include "common.h"
+#include "panel.h"
 
-enum { BLOCK = 64, QUERIES = 64, WIDEST = 256, TOGETHER = 8 };
+enum { BLOCK = 64, TOGETHER = 8 };
 
 /* [16 keys, 32 numbers] to [16 pairs of numbers, 16 keys]. */
 INLINE void transpose(const bf16 *from, ptrdiff_t row, int keys, bf16 *to) {
@@ -53,54 +53,29 @@ INLINE void score(const int count, const bf16 *q, int width, const bf16 *keys, f
     for (int i = 0; i < count; i++) _mm512_store_ps(scores + i * BLOCK, sums[i]);
 }
 
-/* acc [count, width], 32 numbers of it: acc * fade + weights [count, BLOCK] times values [BLOCK/2, width, 2]. */
-INLINE void absorb(const int count, const bf16 *weights, const float *fade, const bf16 *values, int width, int pairs,
-                   float *acc) {
-    __m512 low[TOGETHER], high[TOGETHER];
-    for (int i = 0; i < count; i++) {
-        low[i] = _mm512_mul_ps(_mm512_load_ps(acc + i * width), _mm512_set1_ps(fade[i]));
-        high[i] = _mm512_mul_ps(_mm512_load_ps(acc + i * width + 16), _mm512_set1_ps(fade[i]));
-    }
-    for (int p = 0; p < pairs; p++) {
-        __m512i v_low = _mm512_load_si512(values + 2 * p * width), v_high = _mm512_load_si512(values + 2 * p * width + 32);
-#pragma GCC unroll 8
-        for (int i = 0; i < count; i++) {
-            __m512i weight = both(weights + i * BLOCK + 2 * p);
-            low[i] = dot_pairs(low[i], weight, v_low);
-            high[i] = dot_pairs(high[i], weight, v_high);
-        }
-    }
-    for (int i = 0; i < count; i++) {
-        _mm512_store_ps(acc + i * width, low[i]);
-        _mm512_store_ps(acc + i * width + 16, high[i]);
-    }
-}
-
-#define CASES(CALL) CALL(1) CALL(2) CALL(3) CALL(4) CALL(5) CALL(6) CALL(7) CALL(8)
-
 static void score_all(int queries, const bf16 *q, int width, const bf16 *keys, float *scores) {
     for (int at = 0; at < queries; at += TOGETHER)
         switch (queries - at < TOGETHER ? queries - at : TOGETHER) {
 #define CASE(N) case N: score(N, q + at * width, width, keys, scores + at * BLOCK); break;
-            CASES(CASE)
+            CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
 #undef CASE
         }
 }
 
-static void absorb_all(int queries, const bf16 *weights, const float *fade, const bf16 *values, int width, int pairs,
-                       float *acc) {
-    for (int at = 0; at < queries; at += TOGETHER)
+/* acc [queries, width] += weights [queries, BLOCK] times values [BLOCK / 2, width, 2]. */
+static void absorb(int queries, const bf16 *weights, const bf16 *values, int width, int pairs, float *acc) {
+    for (int at = 0; at < queries; at += TOGETHER) {
+        int count = queries - at < TOGETHER ? queries - at : TOGETHER;
         for (int d = 0; d < width; d += 32)
-            switch (queries - at < TOGETHER ? queries - at : TOGETHER) {
-#define CASE(N) \
-    case N: absorb(N, weights + at * BLOCK, fade + at, values + 2 * d, width, pairs, acc + at * width + d); break;
-                CASES(CASE)
-#undef CASE
-            }
+            multiply_any(count, 0, weights + at * BLOCK, BLOCK, values + 2 * d, 2 * width, pairs, NULL,
+                         acc + at * width + d, width);
+    }
 }
 
-/* Scores [BLOCK] of one query's keys from `first` on to weights 2^(score - max); returns what to fade the past by. */
-static float soften(float *scores, bf16 *weights, Rule rule, int first, int count, float scale, float *best, float *total) {
+/* Scores [BLOCK] of one query's keys from `first` on to weights 2^(score - max). The past, `total` and acc [width], fades
+ * where a better score appears. */
+static void soften(float *scores, bf16 *weights, Rule rule, int first, int count, float scale, float *best,
+                   float *total, float *acc, int width) {
     __m512 most = _mm512_set1_ps(*best);
     int any = 0;
     for (int i = 0; i < count; i += 16) {
@@ -112,7 +87,7 @@ static float soften(float *scores, bf16 *weights, Rule rule, int first, int coun
     }
     if (!any) {
         for (int i = 0; i < count; i += 16) store16(weights + i, _mm512_setzero_ps());
-        return 1.0f;
+        return;
     }
     float top = _mm512_reduce_max_ps(most);
     __m512 sum = _mm512_setzero_ps(), base = _mm512_set1_ps(top);
@@ -122,12 +97,13 @@ static float soften(float *scores, bf16 *weights, Rule rule, int first, int coun
         store16(weights + i, w);
     }
     float fade = *best == -INFINITY ? 0.0f : exp2f(*best - top);
+    for (int d = 0; d < width && fade != 1.0f; d += 16)
+        _mm512_store_ps(acc + d, _mm512_mul_ps(_mm512_load_ps(acc + d), _mm512_set1_ps(fade)));
     *total = *total * fade + _mm512_reduce_add_ps(sum);
     *best = top;
-    return fade;
 }
 
-/* Values of two keys side by side: [32 numbers, 2], the numbers in the order of `dense`. */
+/* Values of two keys side by side: [32 numbers, 2], the numbers in the order that `finish` undoes. */
 INLINE void interleave(const bf16 *from, ptrdiff_t row, int width, int keys, bf16 *to) {
     for (int key = 0; key < keys; key += 2)
         for (int d = 0; d < width; d += 32) {
@@ -167,7 +143,7 @@ static void attend(const Task *t) {
     bf16 q[QUERIES * WIDEST] __attribute__((aligned(64))), keys[BLOCK * WIDEST] __attribute__((aligned(64)));
     bf16 values[BLOCK * WIDEST] __attribute__((aligned(64))), weights[QUERIES * BLOCK] __attribute__((aligned(64)));
     float acc[QUERIES * WIDEST] __attribute__((aligned(64))), scores[QUERIES * BLOCK] __attribute__((aligned(64)));
-    float best[QUERIES], total[QUERIES], fade[QUERIES];
+    float best[QUERIES], total[QUERIES];
     Rule rules[QUERIES];
     int queries = t->count * t->group, width = t->width, causal = 0, reach = 0, lowest = INT32_MAX;
     for (int i = 0; i < queries; i++) {
@@ -200,8 +176,9 @@ static void attend(const Task *t) {
         }
         interleave(t->v + (ptrdiff_t)first * width, width, width, count, values);
         for (int i = 0; i < queries; i++)
-            fade[i] = soften(scores + i * BLOCK, weights + i * BLOCK, rules[i], first, count, t->scale, best + i, total + i);
-        absorb_all(queries, weights, fade, values, width, (count + 1) / 2, acc);
+            soften(scores + i * BLOCK, weights + i * BLOCK, rules[i], first, count, t->scale, best + i, total + i,
+                   acc + i * width, width);
+        absorb(queries, weights, values, width, (count + 1) / 2, acc);
     }
     for (int i = 0; i < queries; i++) {
         int row = t->rows[i / t->group];

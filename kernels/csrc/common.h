@@ -1,4 +1,5 @@
-/* Vectors of bfloat16 and float32 in AVX-512. All tensors are row-major; strides are in numbers. */
+/* Vectors of bfloat16 and float32 in AVX-512. All tensors are row-major; strides are in numbers. PANEL, GROUP, QUERIES and
+ * WIDEST come from the compiler's command line (recguide.kernels.native). */
 #pragma once
 #include <immintrin.h>
 #include <math.h>
@@ -8,10 +9,12 @@
 typedef uint16_t bf16;
 #define EXPORT __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
+#define LOG2_E 1.44269504f
 
 INLINE __m512 widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 
-INLINE __m512 load16(const bf16 *x) { return widen(_mm256_loadu_si256((const __m256i *)x)); }
+/* How many of a vector's 16 numbers are left. */
+INLINE int up_to_16(int left) { return left < 16 ? left : 16; }
 
 INLINE __m512 load_some(const bf16 *x, int count) { return widen(_mm256_maskz_loadu_epi16((1u << count) - 1, x)); }
 
@@ -62,6 +65,21 @@ INLINE __m512 exp2_ps(__m512 x) {
 }
 
 INLINE __m512 silu(__m512 x) {
-    __m512 power = exp2_ps(_mm512_mul_ps(x, _mm512_set1_ps(-1.44269504f)));
+    __m512 power = exp2_ps(_mm512_mul_ps(x, _mm512_set1_ps(-LOG2_E)));
     return _mm512_div_ps(x, _mm512_add_ps(power, _mm512_set1_ps(1.0f)));
+}
+
+/* y = x / sqrt(mean(x^2) + eps) * weight of one row [width]. */
+INLINE void normalise(const bf16 *x, const float *weight, int width, float eps, bf16 *y) {
+    __m512 sum = _mm512_setzero_ps();
+    for (int d = 0; d < width; d += 16) {
+        __m512 part = load_some(x + d, up_to_16(width - d));
+        sum = _mm512_fmadd_ps(part, part, sum);
+    }
+    __m512 root = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(sum) / width + eps));
+    for (int d = 0; d < width; d += 16) {
+        int some = up_to_16(width - d);
+        __m512 scale = _mm512_mul_ps(root, _mm512_maskz_loadu_ps((1u << some) - 1, weight + d));
+        store_some(y + d, _mm512_mul_ps(load_some(x + d, some), scale), some);
+    }
 }

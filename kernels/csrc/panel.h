@@ -4,19 +4,20 @@
 #pragma once
 #include "common.h"
 
-enum { PANEL = 32, MOST = 12, GROUP = 48, CHUNK = 96, AHEAD = 4096 };
+enum { MOST = 12, CHUNK = 96, AHEAD = 4096 };
 
-/* sums [count, 32] += x [count, 2 pairs] times one panel; `lines` cache lines from `ahead` on are asked for per pair. */
-INLINE void multiply(const int count, const int lines, const bf16 *x, ptrdiff_t x_row, const bf16 *w, int pairs,
-                     const char *ahead, float *sums) {
+/* sums [count, 32] += x [count, 2 pairs] w, where w holds 32 pairs of numbers w_step apart; rows of sums are sums_row
+ * apart. `lines` cache lines from `ahead` on are asked for per pair. */
+INLINE void multiply(const int count, const int lines, const bf16 *x, ptrdiff_t x_row, const bf16 *w, ptrdiff_t w_step,
+                     int pairs, const char *ahead, float *sums, ptrdiff_t sums_row) {
     __m512 low[MOST], high[MOST];
     for (int i = 0; i < count; i++) {
-        low[i] = _mm512_load_ps(sums + i * PANEL);
-        high[i] = _mm512_load_ps(sums + i * PANEL + 16);
+        low[i] = _mm512_load_ps(sums + i * sums_row);
+        high[i] = _mm512_load_ps(sums + i * sums_row + 16);
     }
     for (int p = 0; p < pairs; p++) {
         for (int line = 0; line < lines; line++) _mm_prefetch(ahead + 64 * (lines * p + line), _MM_HINT_T0);
-        __m512i w_low = _mm512_loadu_si512(w + p * 2 * PANEL), w_high = _mm512_loadu_si512(w + p * 2 * PANEL + PANEL);
+        __m512i w_low = _mm512_loadu_si512(w + p * w_step), w_high = _mm512_loadu_si512(w + p * w_step + 32);
 #pragma GCC unroll 16
         for (int i = 0; i < count; i++) {
             __m512i pair = both(x + i * x_row + 2 * p);
@@ -25,15 +26,16 @@ INLINE void multiply(const int count, const int lines, const bf16 *x, ptrdiff_t 
         }
     }
     for (int i = 0; i < count; i++) {
-        _mm512_store_ps(sums + i * PANEL, low[i]);
-        _mm512_store_ps(sums + i * PANEL + 16, high[i]);
+        _mm512_store_ps(sums + i * sums_row, low[i]);
+        _mm512_store_ps(sums + i * sums_row + 16, high[i]);
     }
 }
 
-INLINE void multiply_any(int count, const int lines, const bf16 *x, ptrdiff_t x_row, const bf16 *w, int pairs,
-                         const char *ahead, float *sums) {
+/* The same for 1 to MOST rows. */
+INLINE void multiply_any(int count, const int lines, const bf16 *x, ptrdiff_t x_row, const bf16 *w, ptrdiff_t w_step,
+                         int pairs, const char *ahead, float *sums, ptrdiff_t sums_row) {
     switch (count) {
-#define CASE(N) case N: multiply(N, lines, x, x_row, w, pairs, ahead, sums); break;
+#define CASE(N) case N: multiply(N, lines, x, x_row, w, w_step, pairs, ahead, sums, sums_row); break;
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE
     }
@@ -51,9 +53,10 @@ static inline void panel(const bf16 *x, ptrdiff_t x_row, int rows, const bf16 *w
             int count = (rows - first + turns - turn - 1) / (turns - turn);
             const bf16 *mine = x + first * x_row + 2 * from;
             if (turns == 1)
-                multiply_any(count, 2, mine, x_row, inside, here, (const char *)inside + AHEAD, sums);
+                multiply_any(count, 2, mine, x_row, inside, 2 * PANEL, here, (const char *)inside + AHEAD, sums, PANEL);
             else
-                multiply_any(count, 1, mine, x_row, inside, here, next + 64 * here * (turn & 1), sums + first * PANEL);
+                multiply_any(count, 1, mine, x_row, inside, 2 * PANEL, here, next + 64 * here * (turn & 1),
+                             sums + first * PANEL, PANEL);
             first += count;
         }
     }
@@ -70,7 +73,7 @@ INLINE void put(const float *sums, bf16 *y, ptrdiff_t y_row, int rows, int outpu
     int left = outputs - p * PANEL < PANEL ? outputs - p * PANEL : PANEL;
     for (int i = 0; i < rows; i++)
         for (int at = 0; at < left; at += 16) {
-            int some = left - at < 16 ? left - at : 16;
+            int some = up_to_16(left - at);
             bf16 *to = y + i * y_row + p * PANEL + at;
             __m512 value = _mm512_load_ps(sums + i * PANEL + at);
             store_some(to, onto ? _mm512_add_ps(value, load_some(to, some)) : value, some);

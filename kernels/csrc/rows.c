@@ -7,20 +7,7 @@ enum { FEW = 16 }; /* rows that one thread does sooner than two can share them *
 EXPORT void rms_norm(const bf16 *x, ptrdiff_t x_row, const float *weight, float eps, bf16 *y, int rows, int width,
                      int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows > FEW)
-    for (int i = 0; i < rows; i++) {
-        const bf16 *from = x + i * x_row;
-        __m512 sum = _mm512_setzero_ps();
-        for (int d = 0; d < width; d += 16) {
-            __m512 part = load_some(from + d, width - d < 16 ? width - d : 16);
-            sum = _mm512_fmadd_ps(part, part, sum);
-        }
-        __m512 root = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(sum) / width + eps));
-        for (int d = 0; d < width; d += 16) {
-            int some = width - d < 16 ? width - d : 16;
-            __m512 scale = _mm512_mul_ps(root, _mm512_maskz_loadu_ps((1u << some) - 1, weight + d));
-            store_some(y + (ptrdiff_t)i * width + d, _mm512_mul_ps(load_some(from + d, some), scale), some);
-        }
-    }
+    for (int i = 0; i < rows; i++) normalise(x + i * x_row, weight, width, eps, y + (ptrdiff_t)i * width);
 }
 
 /* y = silu(gate) * up. x [rows, 2 width]: gate, then up; y [rows, width]. */
@@ -28,7 +15,7 @@ EXPORT void silu_product(const bf16 *x, ptrdiff_t x_row, bf16 *y, int rows, int 
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows > FEW)
     for (int i = 0; i < rows; i++)
         for (int d = 0; d < width; d += 16) {
-            int some = width - d < 16 ? width - d : 16;
+            int some = up_to_16(width - d);
             const bf16 *from = x + i * x_row + d;
             __m512 gate = load_some(from, some), up = load_some(from + width, some);
             store_some(y + (ptrdiff_t)i * width + d, _mm512_mul_ps(silu(gate), up), some);
@@ -44,7 +31,7 @@ EXPORT void rotate(const bf16 *x, ptrdiff_t x_row, const bf16 *cos, const bf16 *
     for (int i = 0; i < rows; i++)
         for (int h = 0; h < heads; h++)
             for (int d = 0; d < half; d += 16) {
-                int some = half - d < 16 ? half - d : 16;
+                int some = up_to_16(half - d);
                 const bf16 *from = x + i * x_row + h * width + d;
                 bf16 *to = y + ((ptrdiff_t)i * heads + h) * width + d;
                 __m512 c = load_some(cos + (ptrdiff_t)i * width + d, some), a = load_some(from, some);

@@ -5,9 +5,8 @@ enum { SPAN = 128 }; /* tokens whose maximum is looked at first */
 #define LEAST -87.0f /* e to this is the least normal number of float32 */
 
 INLINE __m512 logits_at(const bf16 *row, int at, int vocab) {
-    if (vocab - at >= 16) return load16(row + at);
-    __mmask16 there = (1u << (vocab - at)) - 1;
-    return _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), there, load_some(row + at, vocab - at));
+    int some = up_to_16(vocab - at);
+    return _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), (1u << some) - 1, load_some(row + at, some));
 }
 
 /* Puts a value behind those that are as good, and drops the last. */
@@ -75,10 +74,10 @@ EXPORT void exponential_sums(const bf16 *logits, ptrdiff_t row, const float *bes
     for (int i = 0; i < rows; i++) {
         __m512 total = _mm512_setzero_ps(), spread = _mm512_setzero_ps(), base = _mm512_set1_ps(best[i * best_row]);
         for (int at = 0; at < vocab; at += 16) {
-            __mmask16 there = vocab - at < 16 ? (1u << (vocab - at)) - 1 : 0xffff;
+            __mmask16 there = (1u << up_to_16(vocab - at)) - 1;
             __m512 below = _mm512_sub_ps(logits_at(logits + i * row, at, vocab), base);
             below = _mm512_max_ps(_mm512_set1_ps(LEAST), below); /* the second operand where one is NaN */
-            __m512 weight = _mm512_maskz_mov_ps(there, exp2_ps(_mm512_mul_ps(below, _mm512_set1_ps(1.44269504f))));
+            __m512 weight = _mm512_maskz_mov_ps(there, exp2_ps(_mm512_mul_ps(below, _mm512_set1_ps(LOG2_E))));
             total = _mm512_add_ps(total, weight);
             spread = _mm512_fmadd_ps(below, weight, spread);
         }

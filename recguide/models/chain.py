@@ -86,8 +86,9 @@ class Chain:
 
     def scores(self, chained: Chained, before: Tensor) -> Tensor:
         """The candidates' logits [rows, candidates] once the tokens before them are known; float32."""
-        if self._native and len(before) <= native.CHAINED and not torch.is_grad_enabled():
+        if self._native and len(before) <= native.GROUP and not torch.is_grad_enabled():
             weights = self.embedding, chained.lead, self.tokens.weight, self.up.weight
-            return native.chain_scores(before, *weights, chained.base, chained.ids, self.head, self._norm.eps)
+            candidates = chained.base, chained.ids, self.head
+            return native.chain_scores(before, *weights, *candidates, self._norm.wide, self._norm.eps)
         moved = self.move(chained.lead, before)
         return chained.base + torch.bmm(moved[:, None], F.embedding(chained.ids, self.head).mT)[:, 0]

@@ -15,18 +15,18 @@ from recguide.kernels.backend import native_takes
 
 
 class RMSNorm:
-    """Of x [rows, width]; float32 arithmetic, x's dtype. ``weight`` [width]."""
+    """Of x [rows, width]; float32 arithmetic, x's dtype. ``weight`` [width]; ``wide`` is it in float32."""
 
     def __init__(self, weight: Tensor, eps: float):
         self.weight, self.eps = weight, eps
         width = len(weight)
-        self._wide = weight.float()
-        self._scaled = self._wide * width**0.5
+        self.wide = weight.float()
+        self._scaled = self.wide * width**0.5
         self._least = torch.tensor((width * eps) ** 0.5, device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         if native_takes(x):
-            return native.rms_norm(x, self._wide, self.eps)
+            return native.rms_norm(x, self.wide, self.eps)
         if x.device.type != "cpu":
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)

@@ -17,6 +17,7 @@ from recguide.kernels.signals import greedy, signals, signals_reference
 from recguide.kernels.step_attention import GroupedAttention, Places, store_kv
 from torch.nn import functional as F
 
+from recguide.models.cache_dir import cache_dir
 from recguide.models.rope import rotary_table, rotate
 from tests.kernels.steps import steps
 
@@ -302,6 +303,16 @@ def script(path, text):
     path.write_text(text)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the C kernels are for Linux")
+@pytest.mark.parametrize("moved", [{"RECGUIDE_CACHE": "~/elsewhere"}, {"XDG_CACHE_HOME": "/somewhere"}, {}])
+def test_the_cache_is_that_of_the_models(monkeypatch, moved):
+    for name in ("RECGUIDE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in moved.items():
+        monkeypatch.setenv(name, value)
+    assert native._cache() == cache_dir()
 
 
 @pytest.mark.parametrize("name", native.NEEDED)
