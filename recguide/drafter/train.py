@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from recguide.drafter.blocks import OPEN_SHARE, Block, PackedSequence, choose_blocks, pack
 from recguide.drafter.dialogues import Dialogue
 from recguide.errors import RecGuideError
-from recguide.kernels.attention import additive, attention, fold_mask
+from recguide.kernels.attention import additive, attention_to_train, fold_mask
 from recguide.models.adapter import TARGETS, AdapterConfig, DraftAdapter, load_adapter
 from recguide.models.backbone import Attend
 from recguide.models.chain import Chain
@@ -362,9 +362,9 @@ class CleanText:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         """Attention of draft rows over this text and themselves."""
-        keys = torch.cat((self.keys[layer], heads_first(k)), 1)[None]
-        values = torch.cat((self.values[layer], heads_first(v)), 1)[None]
-        return attention(q[None], keys, values, mask, self._scale)[0]
+        keys = torch.cat((self.keys[layer], heads_first(k)), 1)
+        values = torch.cat((self.values[layer], heads_first(v)), 1)
+        return attention_to_train(q, keys, values, mask, self._scale)
 
 
 class CleanTexts:

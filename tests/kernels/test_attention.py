@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from recguide.kernels.attention import attention, fold_mask
+from recguide.kernels.attention import additive, attention, attention_to_train, fold_mask
 
 
 def plain(q, k, v, blocked, scale):
@@ -82,3 +82,21 @@ def test_the_folded_mask_repeats_every_row_for_each_query_head():
     for head in range(4):
         assert torch.equal(folded[:, 0, 3 * head : 3 * head + 3], blocked)
     assert fold_mask(None, 4) is None
+
+
+@given(SIZE, st.integers(1, 3), st.integers(1, 3), st.integers(1, 17), st.sampled_from([2, 6, 64]))
+def test_training_sees_the_same_values_and_the_fused_operations_gradients(rows, kv_heads, group, keys, width):
+    q, k, v, blocked = tensors(1, rows, kv_heads, group, keys, width)
+    mask = additive(fold_mask(blocked, group), q.dtype, keys)
+    generator = torch.Generator().manual_seed(1)
+    towards = torch.randn(rows, kv_heads * group * width, generator=generator)
+
+    def gradients(made, *inputs):
+        return torch.autograd.grad((made * towards).sum(), inputs)
+
+    one = [x[0].requires_grad_() for x in (q, k, v)]
+    trained = attention_to_train(*one, mask[0], width**-0.5)
+    torch.testing.assert_close(trained[None].double(), plain(q, k, v, blocked, width**-0.5), atol=1e-5, rtol=1e-5)
+    fused = attention(*(x[None] for x in one), mask, width**-0.5)[0]
+    for ours, theirs in zip(gradients(trained, *one), gradients(fused, *one), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
