@@ -28,7 +28,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, blocked: Tensor | None, scale: fl
     at least one key. Among several requests a blocked key may hold any bits, NaN included; blocked values must be
     finite. Returns [requests, rows, heads * head_dim].
     """
-    requests, rows, heads, width = q.shape
+    requests, rows, heads, _ = q.shape
     kv_heads = k.shape[1]
     folded = _fold(q, kv_heads)
     if requests == 1:
