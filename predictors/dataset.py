@@ -49,7 +49,9 @@ class Dataset:
 
     def draft_rows(self) -> np.ndarray:
         """MISMATCH features [drafts, K, features]."""
-        return draft_features(np.nan_to_num(self.top1, nan=0.5), np.nan_to_num(self.margin), self.kind, self.histories)
+        columns = np.nan_to_num(self.top1, nan=0.5), np.nan_to_num(self.margin), self.kind, self.histories
+        drafts = zip(*(column.tolist() for column in columns), strict=True)
+        return np.array([draft_features(*draft) for draft in drafts], np.float32)
 
     def block_rows(self) -> np.ndarray:
         """UTILITY features [drafts, K, features]."""

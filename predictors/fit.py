@@ -134,7 +134,7 @@ def _controller(data: Dataset, fitted: Mapping[str, Fitted], chance: float, repo
     expected = _expected(fitted["utility"].model, data)
     edges = np.quantile(expected, np.linspace(0, 1, BUCKETS + 1)[1:-1])
     bucket = np.digitize(expected, edges)
-    group = GROUP[data.kind]
+    group = np.array(GROUP)[data.kind]
     usual = np.array([_usual(data.take(group == number)) for number in range(len(GROUPS))])
     rejected = (data.reached & ~data.accepted)[:, :PLACES]
     right = (data.second_right & data.reached & ~data.accepted)[:, :PLACES]

@@ -17,8 +17,8 @@ SCHEMA = 2
 KINDS = ("draft", "correction", "open", "continuation", "tail")
 OPENED = KINDS.index("open")  # kinds from here on begin with a mask, those before with a known token
 GROUPS = ("open", "known", "tail")  # of kinds whose acceptance is watched together
-GROUP = np.array([1, 1, 0, 0, 2])  # of each kind
-IS_KIND = np.eye(len(KINDS), dtype=np.float32)[:, 1:]
+GROUP = (1, 1, 0, 0, 2)  # of each kind
+IS_KIND = [tuple(float(kind == other) for other in KINDS[1:]) for kind in KINDS]
 MOST = 16  # draft positions the models know; later ones are taken for this one
 DECAY = 0.8  # weight of a verification for the history, a verification later
 PRIOR = (0.5, 1.0)  # accepted, reached: what a request without history counts as
@@ -73,44 +73,36 @@ def history(rounds: Sequence[tuple[int, int]]) -> tuple[float, float, float, flo
     return accepted / reached, float(last_taken), full, math.log1p(min(len(rounds), MOST))
 
 
-def draft_features(top1: np.ndarray, margin: np.ndarray, kinds: np.ndarray, histories: np.ndarray) -> np.ndarray:
-    """MISMATCH rows [drafts, places, features] of drafts [drafts, places], padded at will behind their ends.
+def draft_features(
+    top1: Sequence[float], margin: Sequence[float], kind: int, past: Sequence[float]
+) -> list[tuple[float, ...]]:
+    """MISMATCH rows of the places of one draft, from its probabilities, its place in KINDS, and its request's history.
 
-    ``top1`` and ``margin`` are probabilities, ``kinds`` [drafts] places in KINDS, ``histories`` [drafts, 4].
+    In plain numbers: a step scores a handful of drafts, for which array operations cost their calls and not their
+    arithmetic.
     """
-    count, places = top1.shape
-    out = np.empty((count, places, len(MISMATCH)), np.float32)
-    sure = np.clip(top1, FLOOR, 1 - FLOOR)
-    odds = np.log(sure / (1 - sure))
-    _places(out[:, :, :3], kinds)
-    out[:, :, 3] = odds
-    out[:, :, 4] = margin
-    out[:, :, 5] = np.minimum.accumulate(odds, 1)
-    out[:, :, 6] = np.cumsum(np.log(sure), 1)
-    out[:, 0, 7] = 0.0
-    out[:, 1:, 7] = odds[:, :-1]
-    _constant(out[:, :, 8:], kinds, histories)
-    return out
+    opened = float(kind >= OPENED)
+    same = (*IS_KIND[kind], *past)
+    rows: list[tuple[float, ...]] = []
+    least, product, before = math.inf, 0.0, 0.0
+    for place, (chance, ahead) in enumerate(zip(top1, margin, strict=True), 1):
+        sure = min(max(chance, FLOOR), 1 - FLOOR)
+        odds = math.log(sure / (1 - sure))
+        least = min(least, odds)
+        product += math.log(sure)
+        first = (opened, 1 - opened) if place == 1 else (0.0, 0.0)
+        rows.append((float(place), *first, odds, ahead, least, product, before, *same))
+        before = odds
+    return rows
 
 
 def block_features(places: int, kinds: np.ndarray, histories: np.ndarray) -> np.ndarray:
     """UTILITY rows [requests, places, features] of blocks that are not drafted yet."""
-    out = np.empty((len(kinds), places, len(UTILITY)), np.float32)
-    _places(out[:, :, :3], kinds)
-    _constant(out[:, :, 3:], kinds, histories)
-    return out
-
-
-def _places(out: np.ndarray, kinds: np.ndarray) -> None:
-    """The place in the draft, and whether it is the first one, by whether what is before it was known."""
-    out[:, :, 0] = np.arange(1, out.shape[1] + 1)
-    out[:, :, 1:] = 0.0
+    out = np.zeros((len(kinds), places, len(UTILITY)), np.float32)
     opened = kinds >= OPENED
+    out[:, :, 0] = np.arange(1, places + 1)
     out[:, 0, 1] = opened
     out[:, 0, 2] = ~opened
-
-
-def _constant(out: np.ndarray, kinds: np.ndarray, histories: np.ndarray) -> None:
-    """Columns that are the same at every place: kind of branch and history."""
-    out[:, :, : len(KINDS) - 1] = IS_KIND[kinds][:, None]
-    out[:, :, len(KINDS) - 1 :] = histories[:, None]
+    out[:, :, 3 : 2 + len(KINDS)] = np.array(IS_KIND)[kinds][:, None]
+    out[:, :, 2 + len(KINDS) :] = histories[:, None]
+    return out

@@ -6,21 +6,24 @@ One batch of feature rows a step, only for places that hold a draft; histories a
 from __future__ import annotations
 
 import itertools
+import math
 import operator
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from recguide.control.controller import Controller
 from recguide.control.features import GROUP, KINDS, block_features, draft_features, history
-from recguide.control.monitor import Monitor
-from recguide.engine.request import Request
+from recguide.control.monitor import OFFSET_PLACES, Monitor
+from recguide.engine.request import Draft, Request
 
 MEMORY = "recguide"
 CONTINUATION = KINDS.index("continuation")
 NO_PAST = history(())
 STALE = 10  # tokens after its last verification at which a request's past no longer keeps it from drafting
+Number = TypeVar("Number", float, np.ndarray)
 
 
 class Seen(NamedTuple):
@@ -38,48 +41,48 @@ class Forecaster:
 
     def __init__(self, controller: Controller, monitor: Monitor):
         self._controller, self._monitor = controller, monitor
+        self._usual = controller.usual.tolist()
         self._buckets: dict[tuple[float, ...], int] = {}
 
     def __call__(self, requests: Sequence[Request]) -> list[Seen]:
-        places = self._controller.places
         pasts = [self._past(request) for request in requests]
-        seen = [Seen([], [], [], bucket) for _, bucket in pasts]
-        drafted = [i for i, request in enumerate(requests) if request.draft and request.draft.tokens]
-        if drafted:
-            some = [requests[i] for i in drafted]
-            held = [min(len(r.draft.tokens), places) for r in some]
-            kinds = np.array([KINDS.index(r.draft.kind) for r in some])
-            conditional, second = self._drafts(some, kinds, np.array([pasts[i][0] for i in drafted]), held)
-            for i, size, mine, theirs in zip(drafted, held, conditional.tolist(), second.tolist(), strict=True):
-                mine = mine[:size]
-                seen[i] = Seen(mine, list(itertools.accumulate(mine, operator.mul)), theirs[:size], pasts[i][1])
-        return seen
+        rows = [self._rows(request.draft, past) for request, (past, _) in zip(requests, pasts, strict=True)]
+        scored = self._scored([row for each in rows for row in each])
+        return [
+            self._seen(request.draft, islice(scored, len(each)), bucket)
+            for request, each, (_, bucket) in zip(requests, rows, pasts, strict=True)
+        ]
 
-    def _drafts(self, requests, kinds, histories, held: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Conditionals and second choices [drafts, longest] of requests that hold drafts."""
-        size = max(held)
-        top1, margin = np.full((len(held), size), np.nan), np.full((len(held), size), np.nan)
-        for row, request in enumerate(requests):
-            draft = request.draft
-            signals = draft.top1[:size]  # none, when it was made under a policy that does not ask for them
-            top1[row, : len(signals)], margin[row, : len(signals)] = signals, draft.margin[:size]
-        there = np.arange(size) < np.array(held)[:, None]
-        seen = there & np.isfinite(top1) & np.isfinite(margin)
-        rows = draft_features(np.where(seen, top1, 0.5), np.where(seen, margin, 0.0), kinds, histories)[seen]
-        conditional, second = self._usual(kinds, size) * there, np.zeros((len(held), size))
-        if len(rows):
-            conditional[seen] = self._controller.mismatch(rows)
-            second[seen] = self._controller.second(rows)
-        return self._recalibrated(conditional, kinds, there), second
+    def _rows(self, draft: Draft | None, past: tuple[float, ...]) -> list[tuple[float, ...]]:
+        """Features of the places that have signals: none, where the policy that drafted did not ask for them."""
+        if draft is None or not draft.top1:
+            return []
+        size = min(len(draft.tokens), self._controller.places)
+        top1, margin = draft.top1[:size], draft.margin[:size]
+        if not math.isfinite(sum(top1) + sum(margin)):
+            size = [math.isfinite(a + b) for a, b in zip(top1, margin, strict=True)].index(False)
+        return draft_features(top1[:size], margin[:size], KINDS.index(draft.kind), past)
 
-    def _usual(self, kinds: np.ndarray, size: int) -> np.ndarray:
-        return self._controller.usual[GROUP[kinds]][:, :size]
+    def _scored(self, rows: list[tuple[float, ...]]) -> Iterator[tuple[float, float]]:
+        """P(accepted | reached) and P(second-best is right | rejected) of each row."""
+        if not rows:
+            return iter(())
+        x = np.array(rows, np.float32)
+        return zip(self._controller.mismatch(x).tolist(), self._controller.second(x).tolist(), strict=True)
 
-    def _recalibrated(self, conditional, kinds, there) -> np.ndarray:
-        offset = self._monitor.offset(GROUP[kinds], conditional.shape[1])
-        if not offset.any():
-            return conditional
-        return np.where(there, shifted(conditional, offset), 0.0)
+    def _seen(self, draft: Draft | None, scored: Iterable[tuple[float, float]], bucket: int) -> Seen:
+        """Of places without signals what is usual is expected."""
+        if draft is None or not draft.tokens:
+            return Seen([], [], [], bucket)
+        group = GROUP[KINDS.index(draft.kind)]
+        expected = list(scored)
+        expected += [(usual, 0.0) for usual in self._usual[group][len(expected) : len(draft.tokens)]]
+        factors = self._monitor.factors(group)
+        conditional = [
+            shifted(chance, factors[min(place, OFFSET_PLACES - 1)]) for place, (chance, _) in enumerate(expected)
+        ]
+        survival = list(itertools.accumulate(conditional, operator.mul))
+        return Seen(conditional, survival, [second for _, second in expected], bucket)
 
     def _past(self, request: Request) -> tuple[tuple[float, ...], int]:
         """A request's history features and bucket, worked out anew after each verification.
@@ -106,7 +109,6 @@ class Forecaster:
         return self._buckets[rounded]
 
 
-def shifted(probability: np.ndarray, offset: np.ndarray) -> np.ndarray:
-    """Probabilities whose log-odds are moved by ``offset``."""
-    factor = np.exp(offset)
+def shifted(probability: Number, factor: Number) -> Number:
+    """Probabilities whose odds are multiplied by ``factor``: numbers, or arrays of one shape."""
     return factor * probability / (1 - probability + factor * probability)

@@ -7,6 +7,7 @@ a model that sees this stays calibrated while drafting has become useless (rule 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -42,6 +43,10 @@ class Monitor:
     def offset(self, groups: np.ndarray, places: int) -> np.ndarray:
         """Log-odds to add [drafts, places] for drafts of these ``groups`` (places in GROUPS, [drafts])."""
         return self.offsets[groups][:, OFFSET_OF[:places]]
+
+    def factors(self, group: int) -> list[float]:
+        """What to multiply the odds of one draft's places by; later places share the last."""
+        return [math.exp(offset) for offset in self.offsets[group].tolist()]
 
     def learn(self, group: int, predicted: Sequence[float], accepted: int, given: int, *, adapt: bool = True) -> None:
         """What came of a verification: ``predicted`` P(accepted | reached) of the ``given`` drafts, recalibrated.

@@ -191,7 +191,7 @@ class OperatingPoints:
             before = np.concatenate((np.ones((len(survival), 1)), survival[:, :-1]), 1)
             conditional = np.divide(survival, before, out=np.zeros_like(survival), where=before > 0)
             offset = monitor.offset(np.full(len(survival), GROUPS.index(name)), survival.shape[1])
-            moved[name] = np.cumprod(shifted(conditional, offset), 1)
+            moved[name] = np.cumprod(shifted(conditional, np.exp(offset)), 1)
         return replace(samples, **moved)
 
 

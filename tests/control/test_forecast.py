@@ -1,8 +1,12 @@
 """What is expected of requests: a past that keeps a request from drafting does not do so for ever."""
 
+import numpy as np
+import pytest
+
+from recguide.control.features import GROUP, KINDS, draft_features, history
 from recguide.control.forecast import STALE, Forecaster
 from recguide.control.monitor import Monitor
-from recguide.engine.request import Request
+from recguide.engine.request import Draft, Request
 from recguide.engine.sampling import SamplingParams
 from tests.controllers import handmade
 
@@ -36,3 +40,44 @@ def test_a_good_past_stays_good(monkeypatch):
     expect, good = forecaster(monkeypatch), request((3, 3), (3, 3))
     good.tokens += [5] * (3 * STALE)
     assert expect([good])[0].bucket == 1
+
+
+def holding(top1, margin, kind="continuation", tokens=None):
+    made = request((3, 1))
+    made.draft = Draft(list(range(tokens or len(top1))), kind, top1, margin)
+    return made
+
+
+def test_each_draft_is_scored_as_if_it_were_alone_and_moved_by_what_its_group_showed(monkeypatch):
+    expect = forecaster(monkeypatch)
+    drafts = [holding([0.9, 0.4], [0.7, 0.1]), request(), holding([0.6] * 4, [0.2] * 4, "tail")]
+    expect._monitor.offsets[GROUP[KINDS.index("tail")]] = 0.5, 0.0, -1.0
+    seen = expect(drafts)
+    assert seen[1][:3] == ([], [], [])
+    for held, found in zip(drafts[::2], seen[::2], strict=True):
+        draft, group = held.draft, GROUP[KINDS.index(held.draft.kind)]
+        rows = np.array(
+            draft_features(draft.top1, draft.margin, KINDS.index(draft.kind), history([(3, 1)])), np.float32
+        )
+        chance = expect._controller.mismatch(rows)
+        moved = np.log(chance / (1 - chance)) + [expect._monitor.offsets[group][min(j, 2)] for j in range(len(rows))]
+        assert found.conditional == pytest.approx((1 / (1 + np.exp(-moved))).tolist())
+        assert found.survival == pytest.approx(np.cumprod(found.conditional).tolist())
+        assert found.second == pytest.approx(expect._controller.second(rows).tolist())
+
+
+def test_where_signals_are_missing_the_usual_acceptance_is_expected(monkeypatch):
+    expect = forecaster(monkeypatch)
+    usual = expect._controller.usual[GROUP[KINDS.index("continuation")]].tolist()
+    [without] = expect([holding([], [], tokens=3)])
+    assert without.conditional == pytest.approx(usual[:3]) and without.second == [0.0] * 3
+    whole, cut = expect([holding([0.9, 0.8, 0.7], [0.5] * 3), holding([0.9, float("nan"), 0.7], [0.5] * 3)])
+    assert cut.conditional == pytest.approx([whole.conditional[0], *usual[1:3]])
+
+
+def test_drafts_beyond_the_places_it_knows_are_not_counted(monkeypatch):
+    expect = forecaster(monkeypatch)
+    places = expect._controller.places
+    for signals in ([0.8] * (places + 3), []):
+        [seen] = expect([holding(signals, signals, tokens=places + 3)])
+        assert len(seen.conditional) == len(seen.survival) == len(seen.second) == places

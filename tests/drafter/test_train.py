@@ -112,8 +112,9 @@ def test_a_packed_model_is_refused(tmp_path):
 
 
 def test_too_few_dialogues_are_refused(tmp_path):
-    with pytest.raises(RecGuideError, match="7 dialogues are too few"):
-        Trainer(MODEL, DIALOGUES[:7], SETTINGS, tmp_path)
+    short = [Dialogue(d.prompt, d.answer[:7], d.category) for d in DIALOGUES[7:]]
+    with pytest.raises(RecGuideError, match="7 dialogues of 8 tokens or more are too few"):
+        Trainer(MODEL, DIALOGUES[:7] + short, SETTINGS, tmp_path)
 
 
 def test_the_saved_adapter_drafts_in_the_engine(tmp_path):
