@@ -31,9 +31,9 @@ class Monitor:
     """``usual`` [GROUPS, K]: acceptance in training of each group of kinds of drafts, by position."""
 
     def __init__(self, usual: np.ndarray):
-        self._usual = usual
+        self._usual: list[list[float]] = usual.tolist()
         self.offsets = np.zeros((len(GROUPS), OFFSET_PLACES))
-        self._seen = np.zeros((len(GROUPS), OFFSET_PLACES))
+        self._seen = [[0] * OFFSET_PLACES for _ in GROUPS]
         self._pairs: deque[tuple[float, bool]] = deque(maxlen=KEPT)
         self._window: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
         self._quality: dict[str, Any] | None = None  # until more is observed
@@ -49,20 +49,22 @@ class Monitor:
         return [math.exp(offset) for offset in self.offsets[group].tolist()]
 
     def learn(self, group: int, predicted: Sequence[float], accepted: int, given: int, *, adapt: bool = True) -> None:
-        """What came of a verification: ``predicted`` P(accepted | reached) of the ``given`` drafts, recalibrated.
+        """What came of a verification: ``predicted`` P(accepted | reached) of the ``given`` drafts, recalibrated; what
+        is usual, where nothing was predicted.
 
         Without ``adapt`` the offsets stay as they are.
         """
         self._quality = None
         reached = min(accepted + 1, given)
         usual = self._usual[group]
+        predicted = predicted or usual[:given]
         expected = variance = 0.0
         for j in range(min(reached, len(predicted))):
             right = j < accepted
             self._pairs.append((predicted[j], right))
             place = min(j, OFFSET_PLACES - 1)
-            self._seen[group, place] += 1
-            step = max(STEP / (10 + self._seen[group, place]), LEAST_STEP)
+            self._seen[group][place] += 1
+            step = max(STEP / (10 + self._seen[group][place]), LEAST_STEP)
             self.offsets[group, place] += step * (right - predicted[j]) * adapt
             share = min(max(usual[min(j, len(usual) - 1)], 0.02), 0.98)
             expected += share

@@ -262,9 +262,8 @@ class RecGuide(Policy):
             return
         outlook = outcome.plan.outlook
         group = GROUP[KINDS.index(outcome.held.kind)]
-        predicted = list(outlook.conditional[:given]) if outlook is not None else []
-        usual = self.controller.usual[group].tolist()
-        self.monitor.learn(group, predicted or usual[:given], len(outcome.emitted) - 1, given, adapt=bool(self.online))
+        predicted = outlook.conditional[:given] if outlook is not None else []
+        self.monitor.learn(group, predicted, len(outcome.emitted) - 1, given, adapt=bool(self.online))
 
     # -- for people --------------------------------------------------------------------------------------------
 
