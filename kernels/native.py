@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,8 +43,9 @@ LOG2_E = 1.4426950408889634
 
 P, C, N, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_ssize_t, ctypes.c_float
 SIGNATURES = {
-    "linear": (P, N, P, P, N, C, C, C, C, C),
-    "adapted_linear": (P, N, P, P, N, C, C, C, C, C, P, C, P, C, P, P, C),
+    "linear": (P, N, P, P, N, C, C, P, C, P, C),
+    "before_attention": (P, C, C, P, F, P, P, C, P, P, C, C, P, P, P, P, C),
+    "after_attention": (P, P, C, C, P, P, P, F, P, P, P, P, C, P, P, P, P, C),
     "best_tokens": (P, N, C, C, C, P, P, C),
     "exponential_sums": (P, N, P, N, C, C, P, C),
     "chain_scores": (P, P, P, P, P, P, P, P, P, P, F, P, C, C, C, C, C),
@@ -149,25 +151,30 @@ def unpack(packed: Tensor, outputs: int) -> Tensor:
     return packed.transpose(1, 2).reshape(panels * PANEL, 2 * pairs)[:outputs].contiguous()
 
 
-def linear(x: Tensor, packed: Tensor, outputs: int, onto: Tensor | None = None) -> Tensor:
-    """x [rows, in] times a packed weight: [rows, outputs]. Where ``onto`` is given, it is added to and returned."""
-    rows = len(x)
-    y = torch.empty(rows, outputs, dtype=torch.bfloat16) if onto is None else onto
-    library().linear(
-        x.data_ptr(), x.stride(0), packed.data_ptr(), y.data_ptr(), y.stride(0), rows, outputs, packed.shape[1],
-        onto is not None, torch.get_num_threads(),
-    )  # fmt: skip
-    return y
+class Weights(ctypes.Structure):
+    """A weight [outputs, in] in the order of ``pack``; ``in`` must be even."""
+
+    _fields_ = (("w", P), ("outputs", C), ("pairs", C))
+
+    def __init__(self, weight: Tensor):
+        self.packed = pack(weight)
+        super().__init__(self.packed.data_ptr(), len(weight), self.packed.shape[1])
+        self.address = ctypes.addressof(self)
 
 
-class LowRankFactors:
+class Factors(ctypes.Structure):
     """An adapter's factors of projections that stand side by side: A [rank, in] and B [out, rank] of each."""
+
+    _fields_ = (("a", P), ("b", P), ("first", P), ("ranks", C), ("rank_pairs", C))
 
     def __init__(self, downs: Sequence[Tensor], ups: Sequence[Tensor]):
         rank = len(downs[0])
-        self.ranks, self.down, self.up = rank * len(downs), pack(torch.cat(tuple(downs))), pack(torch.cat(tuple(ups)))
         first = [i * rank for i, up in enumerate(ups) for _ in range(len(up) // PANEL)]
+        self.down, self.up = pack(torch.cat(tuple(downs))), pack(torch.cat(tuple(ups)))
         self.offsets = torch.tensor(first, dtype=torch.int32)
+        tensors = self.down, self.up, self.offsets
+        super().__init__(*(t.data_ptr() for t in tensors), rank * len(downs), self.up.shape[1])
+        self.address = ctypes.addressof(self)
 
     @staticmethod
     def fit(downs: Sequence[Tensor], ups: Sequence[Tensor]) -> bool:
@@ -176,19 +183,79 @@ class LowRankFactors:
         return len(ranks) == 1 and not any(n % 2 for n in ranks) and not any(len(up) % PANEL for up in ups)
 
 
-def adapted_linear(
-    x: Tensor, packed: Tensor, factors: LowRankFactors, split: int, onto: Tensor | None = None
+def linear(
+    x: Tensor, weights: Weights, onto: Tensor | None = None, factors: Factors | None = None, split: int = 0
 ) -> Tensor:
-    """``linear``, and the adapter's part on rows from ``split`` on; outputs are a multiple of PANEL."""
-    rows, outputs = len(x), PANEL * len(packed)
-    y = torch.empty(rows, outputs, dtype=torch.bfloat16) if onto is None else onto
-    low = torch.empty(rows - split, factors.ranks, dtype=torch.bfloat16)
-    library().adapted_linear(
-        x.data_ptr(), x.stride(0), packed.data_ptr(), y.data_ptr(), y.stride(0), rows, outputs, packed.shape[1],
-        onto is not None, split, factors.down.data_ptr(), factors.ranks, factors.up.data_ptr(), factors.up.shape[1],
-        factors.offsets.data_ptr(), low.data_ptr(), torch.get_num_threads(),
+    """x [rows, in] times a weight: [rows, outputs], with an adapter's part on rows from ``split`` on. Where ``onto`` is
+    given, it is added to and returned."""
+    rows = len(x)
+    y = torch.empty(rows, weights.outputs, dtype=torch.bfloat16) if onto is None else onto
+    low = None if factors is None else torch.empty(rows - split, factors.ranks, dtype=torch.bfloat16)
+    library().linear(
+        x.data_ptr(), x.stride(0), weights.address, y.data_ptr(), y.stride(0), rows, onto is not None,
+        factors and factors.address, split, None if low is None else low.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return y
+
+
+class Projection(NamedTuple):
+    """A map and what an adapter adds to it, if anything."""
+
+    weights: Weights
+    factors: Factors | None
+
+
+class LayerParts:
+    """What decoder layers do with the rows of one step before and after attention, in one call each. The rest of a
+    layer's memory is the same for all layers: what is returned is overwritten by the next one."""
+
+    def __init__(self, hidden: Tensor, rotary: tuple[Tensor, Tensor], split: int | None, eps: float):
+        """hidden [rows, size] is what all layers add to; rotary as in ``rotate``; an adapter serves rows from ``split``
+        on (None: no row)."""
+        self._rows, self._size = hidden.shape
+        self._hidden, self._rotary, self._eps = hidden, rotary, eps
+        self._split = self._rows if split is None else split
+        self._threads = torch.get_num_threads()
+        self._memory: dict[str, Tensor] = {}
+
+    def before(self, norm: Tensor, qkv: Projection, heads: int) -> tuple[Tensor, Tensor]:
+        """Rotated queries and keys [rows, heads, head_dim], and values [rows, rest of qkv]."""
+        cos, sin = self._rotary
+        width = cos.shape[-1]
+        mixed, turned = self._space("mixed", qkv.weights.outputs), self._space("turned", heads * width)
+        library().before_attention(
+            self._hidden.data_ptr(), self._rows, self._size, norm.data_ptr(), self._eps, *_addresses(qkv), self._split,
+            cos.data_ptr(), sin.data_ptr(), heads, width, self._space("normed", self._size).data_ptr(),
+            mixed.data_ptr(), turned.data_ptr(), self._low(qkv), self._threads,
+        )  # fmt: skip
+        return turned.view(self._rows, heads, width), mixed[:, heads * width :]
+
+    def after(self, attended: Tensor, norm: Tensor, o: Projection, gate_up: Projection, down: Projection) -> None:
+        """Add what follows attention to ``hidden``; attended [rows, ...] is dense."""
+        inner = gate_up.weights.outputs // 2
+        normed, pair, gated = (
+            self._space(name, width).data_ptr()
+            for name, width in (("normed", self._size), ("pair", 2 * inner), ("gated", inner))
+        )
+        library().after_attention(
+            attended.data_ptr(), self._hidden.data_ptr(), self._rows, self._size, *_addresses(o), norm.data_ptr(),
+            self._eps, *_addresses(gate_up), *_addresses(down), self._split, normed, pair, gated,
+            self._low(o, gate_up, down), self._threads,
+        )  # fmt: skip
+
+    def _space(self, name: str, width: int) -> Tensor:
+        if name not in self._memory:
+            self._memory[name] = torch.empty(self._rows, width, dtype=torch.bfloat16)
+        return self._memory[name]
+
+    def _low(self, *projections: Projection) -> int | None:
+        """Room for the widest of their adapters."""
+        ranks = max((p.factors.ranks for p in projections if p.factors), default=0)
+        return self._space(f"low {ranks}", ranks).data_ptr() if ranks else None
+
+
+def _addresses(projection: Projection) -> tuple[int, int | None]:
+    return projection.weights.address, projection.factors and projection.factors.address
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

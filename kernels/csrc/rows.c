@@ -1,5 +1,5 @@
-/* Small operations on rows: each is one pass, with float32 arithmetic and one rounding at the end. */
-#include "common.h"
+/* Small operations on rows, and K/V on their way into the cache. */
+#include "rows.h"
 
 enum { FEW = 16 }; /* rows that one thread does sooner than two can share them */
 
@@ -10,35 +10,18 @@ EXPORT void rms_norm(const bf16 *x, ptrdiff_t x_row, const float *weight, float 
     for (int i = 0; i < rows; i++) normalise(x + i * x_row, weight, width, eps, y + (ptrdiff_t)i * width);
 }
 
-/* y = silu(gate) * up. x [rows, 2 width]: gate, then up; y [rows, width]. */
+/* gate_row of x [rows, 2 width]; y [rows, width]. */
 EXPORT void silu_product(const bf16 *x, ptrdiff_t x_row, bf16 *y, int rows, int width, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows > FEW)
-    for (int i = 0; i < rows; i++)
-        for (int d = 0; d < width; d += 16) {
-            int some = up_to_16(width - d);
-            const bf16 *from = x + i * x_row + d;
-            __m512 gate = load_some(from, some), up = load_some(from + width, some);
-            store_some(y + (ptrdiff_t)i * width + d, _mm512_mul_ps(silu(gate), up), some);
-        }
+    for (int i = 0; i < rows; i++) gate_row(x + i * x_row, width, y + (ptrdiff_t)i * width);
 }
 
-/* y = x [rows, heads, width] rotated: pairs are (i, i + width/2). cos, sin [rows, width]; the first half of sin carries a
- * minus, which is left out here. */
+/* rotate_row of x [rows, heads, width] and its cos, sin [rows, width]; y like x, dense. */
 EXPORT void rotate(const bf16 *x, ptrdiff_t x_row, const bf16 *cos, const bf16 *sin, bf16 *y, int rows, int heads,
                    int width, int threads) {
-    int half = width / 2;
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows > FEW)
-    for (int i = 0; i < rows; i++)
-        for (int h = 0; h < heads; h++)
-            for (int d = 0; d < half; d += 16) {
-                int some = up_to_16(half - d);
-                const bf16 *from = x + i * x_row + h * width + d;
-                bf16 *to = y + ((ptrdiff_t)i * heads + h) * width + d;
-                __m512 c = load_some(cos + (ptrdiff_t)i * width + d, some), a = load_some(from, some);
-                __m512 s = load_some(sin + (ptrdiff_t)i * width + half + d, some), b = load_some(from + half, some);
-                store_some(to, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, s)), some);
-                store_some(to + half, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, s)), some);
-            }
+    for (ptrdiff_t i = 0; i < rows; i++)
+        rotate_row(x + i * x_row, cos + i * width, sin + i * width, heads, width, y + i * heads * width);
 }
 
 /* Writes k and v [rows, kv_heads, width] to their places in one layer's cache

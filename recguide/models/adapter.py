@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recguide.errors import RecGuideError
+from recguide.kernels import native
 from recguide.kernels.adapter import add_low_rank
-from recguide.kernels.native import LowRankFactors, adapted_linear
 from recguide.models.chain import Chain, ChainFactors
 from recguide.models.checkpoint import canonical, file_sha256
 from recguide.models.config import ModelConfig
@@ -214,19 +214,19 @@ def low_rank(downs: list[Tensor], ups: list[Tensor], own: Linear | None, *, merg
     ``own`` is the projection itself where the factors may be packed with it (they have no gradient then). ``merge``:
     steps in which every row drafts are worth a copy of the projection with the factors merged in.
     """
-    if own is not None and own.native and LowRankFactors.fit(downs, ups):
-        return NativeLowRank(LowRankFactors(downs, ups))
+    if own is not None and own.native and native.Factors.fit(downs, ups):
+        return NativeLowRank(native.Projection(own.native, native.Factors(downs, ups)))
     return LowRank(torch.cat(downs), torch.block_diag(*ups), None if own is None else own.dense(), merge=merge)
 
 
 class NativeLowRank:
     """Both products at once in C: the adapter's part is added to the same sums."""
 
-    def __init__(self, factors: LowRankFactors):
-        self._factors = factors
+    def __init__(self, projection: native.Projection):
+        self.projection = projection
 
     def __call__(self, linear: Linear, x: Tensor, split: int, onto: Tensor | None = None) -> Tensor:
-        return adapted_linear(x, linear.weight, self._factors, split, onto)
+        return native.linear(x, self.projection.weights, onto, self.projection.factors, split)
 
 
 class LowRank:
@@ -265,6 +265,7 @@ class FusedAdapter:
 
     def __init__(self, layers: list[dict[str, Adapted]], mask_embedding: Tensor | None, chain: Chain | None = None):
         self.layers, self.mask_embedding, self.chain = layers, mask_embedding, chain
+        self.native = all(isinstance(part, NativeLowRank) for parts in layers for part in parts.values())
 
 
 def _key(layer: int, name: str) -> str:

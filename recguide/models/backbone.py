@@ -22,7 +22,8 @@ from recguide.models.norm import RMSNorm
 from recguide.models.rope import inverse_frequencies, query_scales, rotary_table, rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim]) -> [rows, heads * head_dim]."""
+"""(layer, q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim]) -> [rows, heads * head_dim], dense. q, k and v
+may be overwritten once it has returned."""
 
 
 class Layer:
@@ -37,6 +38,8 @@ class Layer:
         self.gate_up = fuse("mlp.gate_proj", "mlp.up_proj")
         self.down = fuse("mlp.down_proj")
         self.maps = {"qkv": self.qkv, "o": self.o, "gate_up": self.gate_up, "down": self.down}
+        self.native = all(linear.native for linear in self.maps.values())
+        self.plain = {name: native.Projection(linear.native, None) for name, linear in self.maps.items()}
         self.input_norm = RMSNorm(weights[prefix + "input_layernorm.weight"], eps)
         self.post_norm = RMSNorm(weights[prefix + "post_attention_layernorm.weight"], eps)
 
@@ -85,8 +88,13 @@ class Backbone:
         rotary = rotary_table(self.frequencies, positions, factor, self.dtype)
         scales = query_scales(self.config.query_scale, positions, self.dtype) if self.config.query_scale else None
         split = None if adapter is None or first_draft_row == len(tokens) else first_draft_row
+        whole = native_takes(hidden) and self.layers[0].native and (split is None or adapter.native)
+        parts = native.LayerParts(hidden, rotary, split, self.config.rms_eps) if whole else None
         for index, layer in enumerate(self.layers):
-            hidden = self._layer(index, layer, hidden, rotary, scales, attend, split, adapter)
+            if parts is None:
+                hidden = self._layer(index, layer, hidden, rotary, scales, attend, split, adapter)
+            else:
+                self._native_layer(index, layer, parts, scales, attend, {} if split is None else adapter.layers[index])
         return self.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -107,6 +115,17 @@ class Backbone:
         hidden = project(layer.o, attended, index, "o", split, adapter, onto=hidden)
         gate_up = project(layer.gate_up, layer.post_norm(hidden), index, "gate_up", split, adapter)
         return project(layer.down, gated(gate_up), index, "down", split, adapter, onto=hidden)
+
+    def _native_layer(self, index, layer: Layer, parts: native.LayerParts, scales, attend: Attend, adapted) -> None:
+        """The same in few calls; ``parts`` holds the hidden states."""
+        c = self.config
+        qkv, o, gate_up, down = (
+            adapted[name].projection if name in adapted else plain for name, plain in layer.plain.items()
+        )
+        qk, v = parts.before(layer.input_norm.wide, qkv, c.num_heads + c.num_kv_heads)
+        q, k = qk.split((c.num_heads, c.num_kv_heads), 1)
+        attended = attend(index, q if scales is None else q * scales, k, v.unflatten(1, (c.num_kv_heads, c.head_dim)))
+        parts.after(attended, layer.post_norm.wide, o, gate_up, down)
 
 
 def project(

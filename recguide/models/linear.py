@@ -35,11 +35,12 @@ class Linear:
 
     def __init__(self, weight: Tensor, pack: bool):
         self.out_features, self.in_features = weight.shape
-        self.native = pack and can_multiply(weight)
-        self.packed = self.native or (pack and can_pack(weight))
-        if self.native:
-            weight = native.pack(weight)
-        elif self.packed:
+        self.native: native.Weights | None = None
+        if pack and can_multiply(weight):
+            self.native = native.Weights(weight)
+            weight = self.native.packed
+        self.packed = self.native is not None or (pack and can_pack(weight))
+        if self.packed and not self.native:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         self.weight = weight
 
@@ -52,7 +53,7 @@ class Linear:
     def __call__(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
         """[rows, out]. Where ``onto`` [rows, out] is given, y is added to it, in place if no gradient is wanted."""
         if self.native:
-            return native.linear(x, self.weight, self.out_features, onto)
+            return native.linear(x, self.native, onto)
         if self.packed:
             made = torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
         else:

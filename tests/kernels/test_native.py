@@ -76,7 +76,7 @@ def test_linear_is_the_product(rows, outputs, pairs, threads, onto):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        made = native.linear(x, native.pack(weight), outputs, base if onto else None)
+        made = native.linear(x, native.Weights(weight), base if onto else None)
     finally:
         torch.set_num_threads(before)
     near(made, exact, sums=50)
@@ -87,10 +87,10 @@ def test_linear_is_the_product(rows, outputs, pairs, threads, onto):
 @given(ROWS, st.integers(1, 70), st.integers(1, 500))
 def test_a_row_of_a_product_does_not_depend_on_the_others(rows, outputs, pairs):
     """The same bits, however many rows there are and whichever threads and turns they fall to."""
-    x, packed = numbers(rows, 2 * pairs), native.pack(numbers(outputs, 2 * pairs, seed=1))
-    made = native.linear(x, packed, outputs)
+    x, weights = numbers(rows, 2 * pairs), native.Weights(numbers(outputs, 2 * pairs, seed=1))
+    made = native.linear(x, weights)
     for row in {0, rows // 2, rows - 1}:
-        assert torch.equal(native.linear(x[row : row + 1], packed, outputs)[0], made[row])
+        assert torch.equal(native.linear(x[row : row + 1], weights)[0], made[row])
 
 
 @here
@@ -103,7 +103,7 @@ def test_a_packed_weight_can_be_had_back(outputs, pairs):
 @here
 def test_nothing_is_written_beyond_the_rows_and_outputs():
     whole = torch.full((7, 90), 3.0).bfloat16()
-    native.linear(numbers(5, 8), native.pack(numbers(33, 8)), 33, whole[1:6, 20:53])
+    native.linear(numbers(5, 8), native.Weights(numbers(33, 8)), whole[1:6, 20:53])
     whole[1:6, 20:53] = 3
     assert (whole == 3).all()
 
@@ -115,14 +115,14 @@ def test_the_adapter_serves_rows_from_split_on(rows, data, widths, rank, onto):
     x, weight = strided(rows, 36), numbers(sum(widths), 36, seed=1)
     downs = [numbers(rank, 36, seed=10 + i) / 8 for i in range(len(widths))]
     ups = [numbers(width, rank, seed=20 + i) / 8 for i, width in enumerate(widths)]
-    assert native.LowRankFactors.fit(downs, ups)
+    assert native.Factors.fit(downs, ups)
     base = strided(rows, sum(widths), seed=2) if onto else None
     exact = x.double() @ weight.double().T + (base.double() if onto else 0)
     low = [(x[split:].double() @ down.double().T).bfloat16().double() for down in downs]
     exact[split:] += torch.cat([part @ up.double().T for part, up in zip(low, ups, strict=True)], 1)
-    packed, factors = native.pack(weight), native.LowRankFactors(downs, ups)
-    plain = native.linear(x, packed, sum(widths), base.clone() if onto else None)
-    made = native.adapted_linear(x, packed, factors, split, base)
+    weights, factors = native.Weights(weight), native.Factors(downs, ups)
+    plain = native.linear(x, weights, base.clone() if onto else None)
+    made = native.linear(x, weights, base, factors, split)
     near(made[split:], exact[split:], sums=4000)  # a rank's sum may round to the other neighbour than in float64
     assert torch.equal(made[:split], plain[:split])
 
@@ -130,12 +130,58 @@ def test_the_adapter_serves_rows_from_split_on(rows, data, widths, rank, onto):
 @here
 def test_factors_that_panels_cannot_hold_are_refused():
     def fit(*shapes):
-        return native.LowRankFactors.fit([torch.zeros(r, 4) for r, _ in shapes], [torch.zeros(o, r) for r, o in shapes])
+        return native.Factors.fit([torch.zeros(r, 4) for r, _ in shapes], [torch.zeros(o, r) for r, o in shapes])
 
     assert fit((4, 32), (4, 64))
     assert not fit((4, 32), (4, 40))
     assert not fit((4, 32), (0, 32))
     assert not fit((3, 32))
+
+
+# -- parts of a layer ----------------------------------------------------------------------------------------------
+
+
+@here
+@given(ROWS, st.data(), st.sampled_from([(3, 1, 64), (4, 2, 32)]), st.booleans())
+def test_parts_of_a_layer_give_the_bits_of_their_operations(rows, data, shape, adapted):
+    """Two layers one after the other in the same memory, rows from ``split`` on adapted, against a call for each."""
+    heads, kv_heads, width = shape
+    size, inner, turned = heads * width, 96, heads + kv_heads
+    split = data.draw(st.none() | st.integers(0, rows)) if adapted else None
+    hidden = numbers(rows, size)
+    angles = torch.rand(rows, 1, width // 2, generator=torch.Generator().manual_seed(3)) * 9
+    rotary = [torch.cat(pair, -1).bfloat16() for pair in ((angles.cos(),) * 2, (-angles.sin(), angles.sin()))]
+    mine, parts = hidden, native.LayerParts(theirs := hidden.clone(), rotary, split, 1e-5)
+    for layer in range(2):
+        maps, norms = _layer(size, (turned + kv_heads) * width, inner, layer, adapted)
+
+        def apply(name, x, onto=None, maps=maps):
+            weights, factors = maps[name]
+            return native.linear(x, weights, onto, *((factors, split) if split is not None and factors else ()))
+
+        mixed = apply("qkv", native.rms_norm(mine, norms[0], 1e-5))
+        qk = native.rotate(mixed[:, : turned * width].unflatten(1, (turned, width)), *rotary)
+        made_qk, made_v = parts.before(norms[0], maps["qkv"], turned)
+        assert torch.equal(made_qk, qk) and torch.equal(made_v, mixed[:, turned * width :])
+        attended = numbers(rows, size, seed=30 + layer)
+        mine = apply("o", attended, mine)
+        gated = native.silu_product(apply("gate_up", native.rms_norm(mine, norms[1], 1e-5)))
+        mine = apply("down", gated, mine)
+        parts.after(attended, norms[1], maps["o"], maps["gate_up"], maps["down"])
+        assert torch.equal(theirs, mine)
+
+
+def _layer(size, outputs, inner, seed, adapted):
+    """The maps of a layer, some with factors, and its two norms."""
+    shapes = {"qkv": (outputs, size), "o": (size, size), "gate_up": (2 * inner, size), "down": (size, inner)}
+    maps = {}
+    for n, (name, (out, into)) in enumerate(shapes.items()):
+        factors = None
+        if adapted and (n + seed) % 4:
+            down, up = numbers(6, into, seed=40 + n) / 8, numbers(out, 6, seed=50 + n) / 8
+            factors = native.Factors([down], [up])
+        maps[name] = native.Projection(native.Weights(numbers(out, into, seed=10 * seed + n) / 8), factors)
+    return maps, [torch.rand(size, generator=torch.Generator().manual_seed(seed + k)) + 0.5 for k in range(2)]
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------
