@@ -206,8 +206,8 @@ class Projection(NamedTuple):
 
 
 class LayerParts:
-    """What decoder layers do with the rows of one step before and after attention, in one call each. The rest of a
-    layer's memory is the same for all layers: what is returned is overwritten by the next one."""
+    """What decoder layers do with the rows of one step before and after attention, in one call each. All layers work in
+    the same memory: what is returned is overwritten by the next one."""
 
     def __init__(self, hidden: Tensor, rotary: tuple[Tensor, Tensor], split: int | None, eps: float):
         """hidden [rows, size] is what all layers add to; rotary as in ``rotate``; an adapter serves rows from ``split``
@@ -231,8 +231,8 @@ class LayerParts:
         return turned.view(self._rows, heads, width), mixed[:, heads * width :]
 
     def after(self, attended: Tensor, norm: Tensor, o: Projection, gate_up: Projection, down: Projection) -> None:
-        """Add what follows attention to ``hidden``; attended [rows, ...] is dense."""
-        inner = gate_up.weights.outputs // 2
+        """Add what follows attention, which gave ``attended`` [rows, heads * head_dim], to the hidden states."""
+        inner, attended = gate_up.weights.outputs // 2, attended.contiguous()
         normed, pair, gated = (
             self._space(name, width).data_ptr()
             for name, width in (("normed", self._size), ("pair", 2 * inner), ("gated", inner))

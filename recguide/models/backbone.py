@@ -22,8 +22,8 @@ from recguide.models.norm import RMSNorm
 from recguide.models.rope import inverse_frequencies, query_scales, rotary_table, rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim]) -> [rows, heads * head_dim], dense. q, k and v
-may be overwritten once it has returned."""
+"""(layer, q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim]) -> [rows, heads * head_dim]. q, k and v may
+be overwritten once it has returned."""
 
 
 class Layer:
