@@ -112,8 +112,9 @@ class Trainer:
                 f"{len(dialogues)} dialogues of {LEAST_ANSWER} tokens or more are too few to train on; write at least 8"
             )
         self.model, self.settings, self.folder = model, settings, folder
-        held = max(2, int(len(dialogues) * HELD_OUT))
-        self.held_out, self.dialogues = dialogues[:held], dialogues[held:]
+        every = min(round(1 / HELD_OUT), len(dialogues) // 2)
+        self.held_out = dialogues[::every]  # not the first ones: short answers are finished, and stand, before others
+        self.dialogues = [dialogue for number, dialogue in enumerate(dialogues) if number % every]
         torch.manual_seed(settings.seed)
         config = AdapterConfig(
             rank=settings.rank,

@@ -111,6 +111,14 @@ def test_a_packed_model_is_refused(tmp_path):
         trainer(tmp_path, model=small_model(rank=0)).run(lambda _: None)
 
 
+def test_what_is_held_out_is_spread_over_all_and_not_trained_on(tmp_path):
+    numbered = [Dialogue(d.prompt, [*d.answer, i % 13, i // 13], "qa") for i, d in enumerate(DIALOGUES * 10)]
+    made = Trainer(MODEL, numbered, SETTINGS, tmp_path)
+    assert [numbered.index(d) for d in made.held_out] == [0, 25, 50, 75]
+    assert [d for d in numbered if d not in made.held_out] == made.dialogues
+    assert len(trainer(tmp_path).held_out) == 2  # of ten
+
+
 def test_too_few_dialogues_are_refused(tmp_path):
     short = [Dialogue(d.prompt, d.answer[:7], d.category) for d in DIALOGUES[7:]]
     with pytest.raises(RecGuideError, match="7 dialogues of 8 tokens or more are too few"):
