@@ -76,7 +76,7 @@ TRAIN = [
     (["--rows", "0"], "rows is 0"),
     (["--rank", "0"], "rank is 0"),
     (["--eval-every", "0"], "eval_every is 0"),
-    (["--dialogues", "3"], "3 dialogues are too few"),
+    (["--dialogues", "3"], "3 dialogues of 8 tokens or more are too few"),
     (["--learning-rate", "-1"], "learning_rate is -1.0"),
     (["--device", "abacus"], "abacus"),
 ]

@@ -44,6 +44,7 @@ def trainer(folder, settings=SETTINGS, model=MODEL):
 def test_the_loss_falls_and_drafts_get_better(tmp_path, shift, adapt_tokens):
     settings = TrainSettings(**{**vars(SETTINGS), "steps": 120, "draft_shift": shift, "adapt_tokens": adapt_tokens})
     made, losses = trainer(tmp_path, settings), []
+    made.held_out = DIALOGUES  # two of ten say little
     before = expected_accepted(made.evaluate())
     made.run(lambda report: losses.append(report.loss))
     assert sum(losses[-10:]) < 0.9 * sum(losses[:10])  # soft targets leave the verifier's entropy

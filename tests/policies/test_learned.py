@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from recguide.control.features import GROUPS, MOST
 from recguide.control.step_time import RowCost
 from recguide.engine.engine import Engine
 from recguide.engine.sampling import SamplingParams
@@ -89,7 +90,7 @@ def test_a_dead_drafter_is_flagged_within_50_rounds_and_text_stays(monkeypatch):
     cost, dead = RowCost(20.0, 0.05), small_model(shift=1)
     dead.adapter.mask_embedding[0] = -1.0  # what makes its drafts right half of the time, turned round
     engine = engine_of(model=dead, cost=cost, concurrency=1, monkeypatch=monkeypatch)
-    engine.policy.monitor._usual[:] = 0.85  # a good drafter, as far as training knows
+    engine.policy.monitor._usual = [[0.85] * MOST] * len(GROUPS)  # a good drafter, as far as training knows
     plain = play(engine_of("ar"), 100, PROMPTS[:2])
     verified = []
     told = engine.policy.monitor.learn
