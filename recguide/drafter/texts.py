@@ -91,8 +91,15 @@ def _entries(path: Path) -> Iterator[list[str]]:
 
 def _passages(evals: Path) -> list[list[str]]:
     """Sentences of each passage. A row of these files has the passage under "0", and variants of it behind."""
-    rows = (json.loads(line) for name in PASSAGES for line in _read(evals / name).splitlines())
-    return [SENTENCE.split(" ".join(row["0"].split())) for row in rows]
+    passages: list[list[str]] = []
+    for path in (evals / name for name in PASSAGES):
+        lines = _read(path).splitlines()
+        try:
+            texts = [json.loads(line)["0"] for line in lines]
+            passages += [SENTENCE.split(" ".join(text.split())) for text in texts]
+        except (ValueError, LookupError, TypeError, AttributeError) as fault:
+            raise RecGuideError(f"{path}: not the passages of that evaluation ({fault!r})") from None
+    return passages
 
 
 def _questions(evals: Path) -> list[str]:

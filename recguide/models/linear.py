@@ -35,12 +35,11 @@ class Linear:
 
     def __init__(self, weight: Tensor, pack: bool):
         self.out_features, self.in_features = weight.shape
-        self.native: native.Weights | None = None
-        if pack and can_multiply(weight):
-            self.native = native.Weights(weight)
-            weight = self.native.packed
+        self.native = native.Weights(weight) if pack and can_multiply(weight) else None
         self.packed = self.native is not None or (pack and can_pack(weight))
-        if self.packed and not self.native:
+        if self.native:
+            weight = self.native.packed
+        elif self.packed:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         self.weight = weight
 

@@ -89,10 +89,13 @@ def test_a_file_without_text_is_named(files, tmp_path, content):
             read_texts(*files[:place], bad, *files[place + 1 :])
 
 
-def test_optional_sources_are_checked_too(files, tmp_path):
+def test_optional_sources_are_checked_too(files, tmp_path, evals):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RecGuideError, match=r"wikipedia_5\.jsonl: cannot read it"):
+    with pytest.raises(RecGuideError, match=r"^\S+wikipedia_5\.jsonl: cannot read it"):
         read_texts(*files, evals=tmp_path / "empty")
+    (evals / "schelling_point" / "owt_5.jsonl").write_text('{"text": "no passage"}\n')
+    with pytest.raises(RecGuideError, match=r"owt_5\.jsonl: not the passages"):
+        read_texts(*files, evals=evals)
     (tmp_path / "de").write_text("Package: none\n")
     with pytest.raises(RecGuideError, match="de: no text found in it"):
         read_texts(*files, descriptions=tmp_path / "de")
