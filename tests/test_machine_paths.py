@@ -19,7 +19,8 @@ def project_files():
     except OSError:
         return []
     paths = [ROOT / name for name in done.stdout.split("\0") if name]
-    return [path for path in paths if path.is_file()]
+    environments = {path.parent for path in paths if path.name == "pyvenv.cfg"}  # a user's own, whatever its name
+    return [path for path in paths if path.is_file() and environments.isdisjoint(path.parents)]
 
 
 def places(text):
