@@ -13,6 +13,7 @@ from typing import Annotated
 
 import plotly.graph_objects as go
 import typer
+from plotly.colors import qualitative
 from recguide.lab.robot_server import launch
 
 from recguide.bench.cases import where
@@ -44,6 +45,7 @@ def pareto(result: dict) -> go.Figure:
         )
     figure.update_layout(
         template="plotly_white",
+        colorway=qualitative.Dark24,  # the template has ten colours, and takes the first again for the eleventh policy
         width=WIDTH,
         height=HEIGHT,
         title={"text": f"What each gets, what all get<br><sup>{where(result)}; numbers: requests at once</sup>"},

@@ -26,6 +26,11 @@ def test_a_line_for_each_policy_a_point_for_each_load():
     assert learned.line.width > ar.line.width
 
 
+def test_a_dozen_policies_have_a_colour_each():
+    many = pareto(RESULT | {"summary": [row(f"linear:{n}", 1, n, n) for n in range(2, 14)]})
+    assert len(set(many.layout.colorway)) >= len(many.data) == 12
+
+
 def test_the_device_or_its_simulation_is_named():
     assert "a processor, 2 threads" in pareto(RESULT).layout.title.text
     table = {"device": "another processor", "created": "2025-05-06T00:00:00+00:00"}
