@@ -18,7 +18,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -44,12 +44,11 @@ LOG2_E = 1.4426950408889634
 P, C, N, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_ssize_t, ctypes.c_float
 SIGNATURES = {
     "linear": (P, N, P, P, N, C, C, P, C, P, C),
-    "before_attention": (P, C, C, P, F, P, P, C, P, P, C, C, P, P, P, P, C),
-    "after_attention": (P, P, C, C, P, P, P, F, P, P, P, P, C, P, P, P, P, C),
+    "decoder_layers": (P, C, P, C),
     "best_tokens": (P, N, C, C, C, P, P, C),
     "exponential_sums": (P, N, P, N, C, C, P, C),
     "chain_scores": (P, P, P, P, P, P, P, P, P, P, F, P, C, C, C, C, C),
-    "attention": (P, N, P, P, N, N, P, P, P, P, C, C, C, C, F, C),
+    "attention": (P, N, P, P, N, N, P, P, C, C, C, C),
     "rms_norm": (P, N, P, F, P, C, C, C),
     "silu_product": (P, N, P, C, C, C),
     "rotate": (P, N, P, P, P, C, C, C, C),
@@ -205,57 +204,70 @@ class Projection(NamedTuple):
     factors: Factors | None
 
 
-class LayerParts:
-    """What decoder layers do with the rows of one step before and after attention, in one call each. All layers work in
-    the same memory: what is returned is overwritten by the next one."""
-
-    def __init__(self, hidden: Tensor, rotary: tuple[Tensor, Tensor], split: int | None, eps: float):
-        """hidden [rows, size] is what all layers add to; rotary as in ``rotate``; an adapter serves rows from ``split``
-        on (None: no row)."""
-        self._rows, self._size = hidden.shape
-        self._hidden, self._rotary, self._eps = hidden, rotary, eps
-        self._split = self._rows if split is None else split
-        self._threads = torch.get_num_threads()
-        self._memory: dict[str, Tensor] = {}
-
-    def before(self, norm: Tensor, qkv: Projection, heads: int) -> tuple[Tensor, Tensor]:
-        """Rotated queries and keys [rows, heads, head_dim], and values [rows, rest of qkv]."""
-        cos, sin = self._rotary
-        width = cos.shape[-1]
-        mixed, turned = self._space("mixed", qkv.weights.outputs), self._space("turned", heads * width)
-        library().before_attention(
-            self._hidden.data_ptr(), self._rows, self._size, norm.data_ptr(), self._eps, *_addresses(qkv), self._split,
-            cos.data_ptr(), sin.data_ptr(), heads, width, self._space("normed", self._size).data_ptr(),
-            mixed.data_ptr(), turned.data_ptr(), self._low(qkv), self._threads,
-        )  # fmt: skip
-        return turned.view(self._rows, heads, width), mixed[:, heads * width :]
-
-    def after(self, attended: Tensor, norm: Tensor, o: Projection, gate_up: Projection, down: Projection) -> None:
-        """Add what follows attention, which gave ``attended`` [rows, heads * head_dim], to the hidden states."""
-        inner, attended = gate_up.weights.outputs // 2, attended.contiguous()
-        normed, pair, gated = (
-            self._space(name, width).data_ptr()
-            for name, width in (("normed", self._size), ("pair", 2 * inner), ("gated", inner))
-        )
-        library().after_attention(
-            attended.data_ptr(), self._hidden.data_ptr(), self._rows, self._size, *_addresses(o), norm.data_ptr(),
-            self._eps, *_addresses(gate_up), *_addresses(down), self._split, normed, pair, gated,
-            self._low(o, gate_up, down), self._threads,
-        )  # fmt: skip
-
-    def _space(self, name: str, width: int) -> Tensor:
-        if name not in self._memory:
-            self._memory[name] = torch.empty(self._rows, width, dtype=torch.bfloat16)
-        return self._memory[name]
-
-    def _low(self, *projections: Projection) -> int | None:
-        """Room for the widest of their adapters."""
-        ranks = max((p.factors.ranks for p in projections if p.factors), default=0)
-        return self._space(f"low {ranks}", ranks).data_ptr() if ranks else None
+class _Map(ctypes.Structure):
+    _fields_ = (("weights", P), ("factors", P))
 
 
-def _addresses(projection: Projection) -> tuple[int, int | None]:
-    return projection.weights.address, projection.factors and projection.factors.address
+class _Layer(ctypes.Structure):
+    _fields_ = (("input_norm", P), ("post_norm", P), *((name, _Map) for name in ("qkv", "o", "gate_up", "down")))
+
+
+class Layers:
+    """Decoder layers as ``decoder_layers`` reads them; of each, the weights (float32) of its two norms and its maps qkv,
+    o, gate_up and down."""
+
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor, Mapping[str, Projection]]]):
+        self._kept = layers  # what the addresses point at
+        self.count = len(layers)
+        self.array = (_Layer * self.count)(*(_Layer(a.data_ptr(), b.data_ptr(), **_maps(m)) for a, b, m in layers))
+        qkv, gate_up = (layers[0][2][name].weights.outputs for name in ("qkv", "gate_up"))
+        self.qkv, self.inner = qkv, gate_up // 2
+        self.ranks = max((p.factors.ranks for *_, maps in layers for p in maps.values() if p.factors), default=0)
+
+
+def _maps(projections: Mapping[str, Projection]) -> dict[str, _Map]:
+    return {name: _Map(p.weights.address, p.factors and p.factors.address) for name, p in projections.items()}
+
+
+class StepCache(NamedTuple):
+    """Where all layers find a step's K/V: caches [layers, slots, kv_heads, tokens, head_dim], where the rows' own go
+    (``slots`` and ``keys``, int64 [rows]; rows from ``first_draft_row`` on are drafts), and what each row sees."""
+
+    k: Tensor
+    v: Tensor
+    slots: Tensor
+    keys: Tensor
+    first_draft_row: int
+    attention: NativeAttention
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (
+        *((name, P) for name in ("hidden", "cos", "sin", "k", "v")),
+        *((name, N) for name in ("layer", "slot", "head")),
+        *((name, P) for name in ("slots", "keys", "seen")),
+        *((name, P) for name in ("normed", "mixed", "turned", "attended", "pair", "gated", "low")),
+        *((name, C) for name in ("rows", "size", "split", "drafts", "heads", "kv_heads", "width")),
+        ("eps", F),
+    )
+
+
+def decoder_layers(
+    hidden: Tensor, layers: Layers, rotary: tuple[Tensor, Tensor], cache: StepCache, split: int | None, eps: float
+) -> None:
+    """Take the hidden states [rows, size] of a step through all layers, in place. rotary as in ``rotate``; an adapter
+    serves rows from ``split`` on (None: no row)."""
+    (rows, size), (cos, sin) = hidden.shape, rotary
+    _, _, kv_heads, _, width = cache.k.shape
+    heads = layers.qkv // width - 2 * kv_heads
+    widths = (size, layers.qkv, (heads + kv_heads) * width, heads * width, 2 * layers.inner, layers.inner, layers.ranks)
+    work = [torch.empty(rows, each, dtype=torch.bfloat16) for each in widths]
+    step = _Step(
+        *(t.data_ptr() for t in (hidden, cos, sin, cache.k, cache.v)), *cache.k.stride()[:3],
+        cache.slots.data_ptr(), cache.keys.data_ptr(), cache.attention.address, *(t.data_ptr() for t in work),
+        rows, size, rows if split is None else split, cache.first_draft_row, heads, kv_heads, width, eps,
+    )  # fmt: skip
+    library().decoder_layers(layers.array, layers.count, ctypes.byref(step), torch.get_num_threads())
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -345,11 +357,15 @@ def attends(head_dim: int) -> bool:
     return head_dim % 32 == 0 and head_dim <= WIDEST
 
 
+class _Seen(ctypes.Structure):
+    _fields_ = (("order", P), ("rules", P), ("tiles", P), ("count", C), ("scale", F))
+
+
 class NativeAttention:
     """``step_attention`` in C: the step's tables, and the call. Requests are cut into tiles of rows."""
 
     def __init__(self, step: StepRows, group_size: int, scale: float):
-        self._group, self._scale = group_size, scale * LOG2_E
+        self._group = group_size
         order = [row for rows in step.owned for row in rows]
         starts = accumulate(map(len, step.owned), initial=0)
         most = QUERIES // group_size
@@ -358,17 +374,17 @@ class NativeAttention:
             for slot, start, rows in zip(step.slots, starts, step.owned, strict=False)
             for first in range(0, len(rows), most)
         ]
-        self._order = torch.tensor(order, dtype=torch.int32)
-        self._rules = torch.tensor((step.limits, step.lows, step.highs), dtype=torch.int32).T.contiguous()
-        self._tiles = torch.tensor(tiles, dtype=torch.int32)
+        rules = zip(step.limits, step.lows, step.highs, strict=True)
+        self._tables = [torch.tensor(table, dtype=torch.int32) for table in (order, list(rules), tiles)]
+        self._seen = _Seen(*(t.data_ptr() for t in self._tables), len(tiles), scale * LOG2_E)
+        self.address = ctypes.addressof(self._seen)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """[rows, heads * head_dim]; k and v [slots, kv_heads, tokens, head_dim] are dense in the last two."""
         rows, heads, width = q.shape
         out = torch.empty(rows, heads * width, dtype=torch.bfloat16)
         library().attention(
-            q.data_ptr(), q.stride(0), k.data_ptr(), v.data_ptr(), *k.stride()[:2], out.data_ptr(),
-            self._order.data_ptr(), self._rules.data_ptr(), self._tiles.data_ptr(), len(self._tiles),
-            k.shape[1], self._group, width, self._scale, torch.get_num_threads(),
+            q.data_ptr(), q.stride(0), k.data_ptr(), v.data_ptr(), *k.stride()[:2], out.data_ptr(), self.address,
+            k.shape[1], self._group, width, torch.get_num_threads(),
         )  # fmt: skip
         return out

@@ -1,4 +1,4 @@
-/* Small operations on rows, and K/V on their way into the cache. */
+/* Small operations on rows. */
 #include "rows.h"
 
 enum { FEW = 16 }; /* rows that one thread does sooner than two can share them */
@@ -24,22 +24,12 @@ EXPORT void rotate(const bf16 *x, ptrdiff_t x_row, const bf16 *cos, const bf16 *
         rotate_row(x + i * x_row, cos + i * width, sin + i * width, heads, width, y + i * heads * width);
 }
 
-/* Writes k and v [rows, kv_heads, width] to their places in one layer's cache
- * [slots, kv_heads, keys, width]. Rows from `drafts` on get 0 for what is not finite. */
+/* store_row of k and v [rows, kv_heads, width]; `slots` and `keys` of every row. Rows from `drafts` on are drafts. */
 EXPORT void store_kv(const bf16 *k, ptrdiff_t k_row, const bf16 *v, ptrdiff_t v_row, bf16 *k_cache, bf16 *v_cache,
                      ptrdiff_t slot, ptrdiff_t head, const int64_t *slots, const int64_t *keys, int rows, int drafts,
                      int kv_heads, int width) {
-    const __m512i exponent = _mm512_set1_epi16(0x7f80);
-    for (int i = 0; i < rows; i++)
-        for (int h = 0; h < kv_heads; h++)
-            for (int d = 0; d < width; d += 32) {
-                ptrdiff_t from = h * width + d, to = slots[i] * slot + h * head + keys[i] * width + d;
-                __m512i a = _mm512_loadu_si512(k + i * k_row + from), b = _mm512_loadu_si512(v + i * v_row + from);
-                if (i >= drafts) {
-                    a = _mm512_maskz_mov_epi16(_mm512_cmpneq_epi16_mask(_mm512_and_si512(a, exponent), exponent), a);
-                    b = _mm512_maskz_mov_epi16(_mm512_cmpneq_epi16_mask(_mm512_and_si512(b, exponent), exponent), b);
-                }
-                _mm512_storeu_si512(k_cache + to, a);
-                _mm512_storeu_si512(v_cache + to, b);
-            }
+    for (int i = 0; i < rows; i++) {
+        ptrdiff_t to = slots[i] * slot + keys[i] * width;
+        store_row(k + i * k_row, v + i * v_row, k_cache + to, v_cache + to, head, kv_heads, width, i >= drafts);
+    }
 }

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recguide.engine.layout import Layout
 from recguide.errors import RecGuideError
+from recguide.kernels.native import NativeAttention, StepCache
 from recguide.kernels.step_attention import Places, step_attention, store_kv
 from recguide.models.config import ModelConfig
 
@@ -81,6 +82,13 @@ class StepAttention:
         self._cache = cache
         self._places = Places(layout.row_slots, layout.row_keys, layout.first_draft_row)
         self._attend = step_attention(layout.attention, config.group_size, config.head_dim**-0.5, cache.k)
+
+    @property
+    def native(self) -> StepCache | None:
+        """What the C kernels need to run all layers in one call; None where another version attends."""
+        if not isinstance(self._attend, NativeAttention):
+            return None
+        return StepCache(self._cache.k, self._cache.v, *self._places, self._attend)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         cached_k, cached_v = self._cache.k[layer], self._cache.v[layer]

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from recguide.kernels import native
 from recguide.kernels.backend import native_takes
-from recguide.models.adapter import FusedAdapter
+from recguide.models.adapter import FusedAdapter, NativeLowRank
 from recguide.models.config import ModelConfig
 from recguide.models.linear import Linear
 from recguide.models.norm import RMSNorm
@@ -23,7 +23,8 @@ from recguide.models.rope import inverse_frequencies, query_scales, rotary_table
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim]) -> [rows, heads * head_dim]. q, k and v may
-be overwritten once it has returned."""
+be overwritten once it has returned. One that has ``native`` (a ``kernels.native.StepCache``, not None) lets all layers
+run in one call."""
 
 
 class Layer:
@@ -38,10 +39,16 @@ class Layer:
         self.gate_up = fuse("mlp.gate_proj", "mlp.up_proj")
         self.down = fuse("mlp.down_proj")
         self.maps = {"qkv": self.qkv, "o": self.o, "gate_up": self.gate_up, "down": self.down}
-        self.native = all(linear.native for linear in self.maps.values())
-        self.plain = {name: native.Projection(linear.native, None) for name, linear in self.maps.items()}
         self.input_norm = RMSNorm(weights[prefix + "input_layernorm.weight"], eps)
         self.post_norm = RMSNorm(weights[prefix + "post_attention_layernorm.weight"], eps)
+
+    def joined(self, adapted: Mapping[str, NativeLowRank]) -> tuple[Tensor, Tensor, dict[str, native.Projection]]:
+        """As ``native.Layers`` takes it."""
+        maps = {
+            name: adapted[name].projection if name in adapted else native.Projection(linear.native, None)
+            for name, linear in self.maps.items()
+        }
+        return self.input_norm.wide, self.post_norm.wide, maps
 
 
 class Backbone:
@@ -59,6 +66,8 @@ class Backbone:
         self.head = Linear(self.embedding if config.tie_embeddings else weights["lm_head.weight"], pack)
         self.layers = [Layer(weights, f"model.layers.{i}.", pack, config.rms_eps) for i in range(config.num_layers)]
         self.norm = RMSNorm(weights["model.norm.weight"], config.rms_eps)
+        self._native = all(linear.native for layer in self.layers for linear in layer.maps.values())
+        self._joined: dict[FusedAdapter | None, native.Layers] = {}  # plain, and with the adapter asked for last
         self.frequencies = inverse_frequencies(config).to(self.device)
 
     def embed(self, tokens: Tensor, mask_rows: Tensor | None, mask_embedding: Tensor | None) -> Tensor:
@@ -88,13 +97,13 @@ class Backbone:
         rotary = rotary_table(self.frequencies, positions, factor, self.dtype)
         scales = query_scales(self.config.query_scale, positions, self.dtype) if self.config.query_scale else None
         split = None if adapter is None or first_draft_row == len(tokens) else first_draft_row
-        whole = native_takes(hidden) and self.layers[0].native and (split is None or adapter.native)
-        parts = native.LayerParts(hidden, rotary, split, self.config.rms_eps) if whole else None
-        for index, layer in enumerate(self.layers):
-            if parts is None:
+        cache = getattr(attend, "native", None) if scales is None and native_takes(hidden) and self._native else None
+        if cache is not None and (split is None or adapter.native):
+            layers = self._native_layers(None if split is None else adapter)
+            native.decoder_layers(hidden, layers, rotary, cache, split, self.config.rms_eps)
+        else:
+            for index, layer in enumerate(self.layers):
                 hidden = self._layer(index, layer, hidden, rotary, scales, attend, split, adapter)
-            else:
-                self._native_layer(index, layer, parts, scales, attend, {} if split is None else adapter.layers[index])
         return self.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -116,16 +125,14 @@ class Backbone:
         gate_up = project(layer.gate_up, layer.post_norm(hidden), index, "gate_up", split, adapter)
         return project(layer.down, gated(gate_up), index, "down", split, adapter, onto=hidden)
 
-    def _native_layer(self, index, layer: Layer, parts: native.LayerParts, scales, attend: Attend, adapted) -> None:
-        """The same in few calls; ``parts`` holds the hidden states."""
-        c = self.config
-        qkv, o, gate_up, down = (
-            adapted[name].projection if name in adapted else plain for name, plain in layer.plain.items()
-        )
-        qk, v = parts.before(layer.input_norm.wide, qkv, c.num_heads + c.num_kv_heads)
-        q, k = qk.split((c.num_heads, c.num_kv_heads), 1)
-        attended = attend(index, q if scales is None else q * scales, k, v.unflatten(1, (c.num_kv_heads, c.head_dim)))
-        parts.after(attended, layer.post_norm.wide, o, gate_up, down)
+    def _native_layers(self, adapter: FusedAdapter | None) -> native.Layers:
+        """The layers with the adapter's parts."""
+        if adapter not in self._joined:
+            self._joined = {known: layers for known, layers in self._joined.items() if known is None}
+            parts = adapter.layers if adapter else [{}] * len(self.layers)
+            joined = [layer.joined(part) for layer, part in zip(self.layers, parts, strict=True)]
+            self._joined[adapter] = native.Layers(joined)
+        return self._joined[adapter]
 
 
 def project(
