@@ -47,7 +47,8 @@ SIGNATURES = {
     "decoder_layers": (P, C, P, C),
     "best_tokens": (P, N, C, C, C, P, P, C),
     "exponential_sums": (P, N, P, N, C, C, P, C),
-    "chain_scores": (P, P, P, P, P, P, P, P, P, P, F, P, C, C, C, C, C),
+    "chain_scores": (P, P, P, P, P, C),
+    "chain_follow": (P, P, C, P, P, P, P, C),
     "attention": (P, N, P, P, N, N, P, P, C, C, C, C),
     "rms_norm": (P, N, P, F, P, C, C, C),
     "silu_product": (P, N, P, C, C, C),
@@ -333,23 +334,63 @@ def exponential_sums(logits: Tensor, best: Tensor) -> Tensor:
     return sums.T
 
 
-def chain_scores(
-    before: Tensor, embedding: Tensor, lead: Tensor, tokens: Tensor, up: Tensor, base: Tensor, ids: Tensor,
-    head: Tensor, weight: Tensor, eps: float,
-) -> Tensor:  # fmt: skip
-    """Scores [rows, candidates] of the chain (float32). before, ids int64 [rows, 2], [rows, candidates]; embedding,
-    head [vocab, hidden]; lead [rows, rank]; tokens, up packed; base float32; weight (float32) and eps of the norm
-    of embeddings. All dense; at most GROUP rows."""
-    rows, candidates = ids.shape
-    rank, hidden = lead.shape[1], head.shape[1]
-    scores = torch.empty(rows, candidates)
-    work = torch.empty(rows * (3 * hidden + rank), dtype=torch.bfloat16)
+class _Chain(ctypes.Structure):
+    _fields_ = (
+        *((name, P) for name in ("embedding", "head", "tokens", "up", "weight", "lead", "base", "ids")),
+        ("eps", F),
+        *((name, C) for name in ("rows", "candidates", "hidden", "rank")),
+    )
+
+
+class ChainWeights(NamedTuple):
+    """embedding, head [vocab, hidden]; tokens, up packed; weight (float32) and eps of the norm of embeddings."""
+
+    embedding: Tensor
+    head: Tensor
+    tokens: Tensor
+    up: Tensor
+    weight: Tensor
+    eps: float
+
+    def of(self, lead: Tensor, base: Tensor, ids: Tensor) -> _Chain:
+        """lead [rows, rank]; base (float32) and ids (int64) [rows, candidates]. All dense."""
+        *tensors, eps = self
+        addresses = (t.data_ptr() for t in (*tensors, lead, base, ids))
+        return _Chain(*addresses, eps, *ids.shape, self.head.shape[1], lead.shape[1])
+
+    def work(self, rows: int, lead: Tensor) -> Tensor:
+        return torch.empty(rows * (3 * self.head.shape[1] + lead.shape[1]), dtype=torch.bfloat16)
+
+
+def chain_scores(weights: ChainWeights, lead: Tensor, base: Tensor, ids: Tensor, before: Tensor) -> Tensor:
+    """Scores [rows, candidates] (float32) of the chain behind ``before`` int64 [rows, 2]; at most GROUP rows."""
+    scores, order, work = torch.empty(ids.shape), torch.arange(len(ids)), weights.work(len(ids), lead)
     library().chain_scores(
-        before.data_ptr(), embedding.data_ptr(), lead.data_ptr(), tokens.data_ptr(), up.data_ptr(), base.data_ptr(),
-        ids.data_ptr(), head.data_ptr(), scores.data_ptr(), weight.data_ptr(), eps, work.data_ptr(), rows, candidates,
-        hidden, rank, torch.get_num_threads(),
+        ctypes.byref(weights.of(lead, base, ids)), order.data_ptr(), before.data_ptr(), work.data_ptr(),
+        scores.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return scores
+
+
+def chain_follow(
+    weights: ChainWeights, lead: Tensor, base: Tensor, ids: Tensor, counts: Sequence[int],
+    befores: Sequence[Sequence[int]],
+) -> tuple[list[list[int]], list[list[float]]]:  # fmt: skip
+    """Rows choose their best candidate one after the other, knowing those before them: of each row the two best ids; and
+    their probabilities, the entropy in nats, and whether the best score is finite (1 or 0).
+
+    ``counts`` rows hang together each, behind two known tokens of ``befores`` (the nearer one first); at most GROUP runs
+    of rows. Scores are rounded to bfloat16 first, as logits are.
+    """
+    starts = accumulate(counts, initial=0)
+    lines = torch.tensor([(s, c, *b) for s, c, b in zip(starts, counts, befores, strict=False)])
+    best, figures = torch.empty(len(ids), 2, dtype=torch.int64), torch.empty(len(ids), 4)
+    made, work = torch.empty(len(lines), ids.shape[1]), weights.work(len(lines), lead)
+    library().chain_follow(
+        ctypes.byref(weights.of(lead, base, ids)), lines.data_ptr(), len(lines), work.data_ptr(), made.data_ptr(),
+        best.data_ptr(), figures.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+    return best.tolist(), figures.tolist()
 
 
 def attends(head_dim: int) -> bool:

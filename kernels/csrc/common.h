@@ -10,6 +10,7 @@ typedef uint16_t bf16;
 #define EXPORT __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 #define LOG2_E 1.44269504f
+#define LEAST -87.0f /* e to this is the least normal number of float32 */
 
 INLINE __m512 widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
 

@@ -2,7 +2,6 @@
 #include "common.h"
 
 enum { SPAN = 128 }; /* tokens whose maximum is looked at first */
-#define LEAST -87.0f /* e to this is the least normal number of float32 */
 
 INLINE __m512 logits_at(const bf16 *row, int at, int vocab) {
     int some = up_to_16(vocab - at);

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,10 +83,8 @@ def draw_others(runs: Sequence[Run], logits: Tensor, first: int, drawn: Drawn) -
     """Draw the rows of no run from their logits [piece, vocab]; the piece begins at logits row ``first``."""
     along = set(_rows_of(_inside(runs, first, len(logits))))
     places = [row for row in range(first, first + len(logits)) if row not in along]
-    if places and places[-1] - first + 1 == len(places):
-        drawn.draw(places, logits[: len(places)])  # a view: a row of logits is long
-    elif places:
-        drawn.draw(places, logits[torch.tensor(places, device=logits.device) - first])
+    if places:
+        drawn.draw(places, _picked(logits, places, first))
 
 
 def choose_along(chain: Chain, runs: Sequence[Run], logits: Tensor, hidden: Tensor, first: int, drawn: Drawn) -> None:
@@ -98,17 +97,22 @@ def choose_along(chain: Chain, runs: Sequence[Run], logits: Tensor, hidden: Tens
     if not mine:
         return
     places = _rows_of(mine)
-    flat = torch.tensor(places, device=logits.device) - first
-    chained = chain.candidates(logits[flat], hidden[flat])
+    chained = chain.candidates(*(_picked(x, places, first) for x in (logits, hidden)))
     befores = [[drawn.tokens[run.head] if run.before is None else run.before, run.two_before] for run in mine]
     line = Line([run.count for run in mine], befores)
-    scores, tokens = _follow(chain, chained, line, [drawn.rows[place] for place in places], logits.dtype)
-    drawn.put(places, tokens, scores.amax(-1).isfinite().tolist())
+    made = _follow(chain, chained, line, [drawn.rows[place] for place in places], logits.dtype)
+    drawn.put(places, made.tokens, made.finite)
     if drawn.with_signals:
-        made = signals(scores, entropy=drawn.with_entropy)
-        drawn.put_signals(places, made, chained.ids.gather(1, made.ids))
+        drawn.put_signals(places, made.best, made.probabilities, made.entropy if drawn.with_entropy else [])
     for run, part in zip(mine, line.parts, strict=True):
         drawn.chained[run.first + run.count] = chained, part
+
+
+def _picked(x: Tensor, places: Sequence[int], first: int) -> Tensor:
+    """The rows at ``places`` (ascending) of x, which begins at row ``first``: a view where they are neighbours."""
+    if places[-1] - places[0] + 1 == len(places):
+        return x[places[0] - first : places[-1] - first + 1]  # a row of logits is long
+    return x[torch.tensor(places, device=x.device) - first]
 
 
 def _inside(runs: Sequence[Run], first: int, count: int) -> list[Run]:
@@ -147,14 +151,14 @@ def choose_tails(chain: Chain, left: Sequence[Left], dtype: torch.dtype, *, entr
         for part, count in zip(left, line.counts, strict=True)
         for i in range(count)
     ]
-    scores, tokens = _follow(chain, chained, line, rows, dtype)
-    made = signals(scores, entropy=entropy)
-    best = chained.ids.gather(1, made.ids).tolist()
-    second = [next(t for t in pair if t != token) for pair, token in zip(best, tokens, strict=True)]
-    top1, margin = made.probabilities[:, 0].tolist(), made.margin.tolist()
-    spread = made.entropy.tolist() if entropy else []
+    made = _follow(chain, chained, line, rows, dtype)
+    second = [next(t for t in pair if t != token) for pair, token in zip(made.best, made.tokens, strict=True)]
+    top1 = [first for first, _ in made.probabilities]
+    margin = [a - b for a, b in made.probabilities]
+    spread = made.entropy if entropy else []
     for part, at in zip(left, line.parts, strict=True):
-        part.request.draft = Draft(tokens[at], "tail", top1[at], margin[at], second[at], spread[at], part.chained)
+        signs = top1[at], margin[at], second[at], spread[at]
+        part.request.draft = Draft(made.tokens[at], "tail", *signs, part.chained)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +178,30 @@ class Line:
         return [slice(a, b) for a, b in pairwise(self.starts)]
 
 
-def _follow(
-    chain: Chain, chained: Chained, line: Line, rows: Sequence[Row], dtype: torch.dtype
-) -> tuple[Tensor, list[int]]:
-    """Logits [rows, candidates] and tokens of all rows, a level of every draft at a time: each knows the tokens chosen
-    before it."""
+class Choices(NamedTuple):
+    """Per row: the token chosen, whether its score is finite, the two best tokens, their probabilities among the
+    candidates, and the entropy in nats."""
+
+    tokens: list[int]
+    finite: list[bool]
+    best: list[list[int]]
+    probabilities: list[list[float]]
+    entropy: list[float]
+
+
+def _follow(chain: Chain, chained: Chained, line: Line, rows: Sequence[Row], dtype: torch.dtype) -> Choices:
+    """The choices of all rows, each knowing the tokens chosen before it. Scores are rounded to ``dtype``, as logits."""
+    greedy = all(row.params.greedy and row.forced is None for row in rows)
+    found = chain.follow(chained, line.counts, line.befores) if greedy else None
+    if found is None:
+        return _level_by_level(chain, chained, line, rows, dtype)
+    best, figures = found
+    finite = [good > 0 for *_, good in figures]
+    return Choices([a for a, _ in best], finite, best, [f[:2] for f in figures], [f[2] for f in figures])
+
+
+def _level_by_level(chain: Chain, chained: Chained, line: Line, rows: Sequence[Row], dtype: torch.dtype) -> Choices:
+    """The same, the first rows of all drafts together, then the second ones."""
     scores = torch.empty(chained.ids.shape, dtype=dtype, device=chained.ids.device)
     tokens = [0] * len(rows)
     before, starts = list(line.befores), line.starts
@@ -192,7 +215,9 @@ def _follow(
         chosen = _chosen(made, here.ids, [rows[n] for n in numbers], chain.vocab)
         for i, number, token in zip(live, numbers, chosen, strict=True):
             before[i], tokens[number] = [token, before[i][0]], token
-    return scores, tokens
+    made = signals(scores, entropy=True)
+    best, finite = chained.ids.gather(1, made.ids), scores.amax(-1).isfinite()
+    return Choices(tokens, finite.tolist(), best.tolist(), made.probabilities.tolist(), made.entropy.tolist())
 
 
 def _chosen(scores: Tensor, ids: Tensor, rows: Sequence[Row], vocab: int) -> list[int]:

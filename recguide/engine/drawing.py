@@ -13,7 +13,7 @@ from recguide.engine.layout import Segment
 from recguide.engine.plan import Branch, RequestPlan
 from recguide.engine.request import Draft, Request
 from recguide.engine.sampling import Row, draw
-from recguide.kernels.signals import Signals, signals
+from recguide.kernels.signals import signals
 from recguide.models.chain import Chained
 
 
@@ -52,20 +52,21 @@ class Drawn:
         skip = sum(i < self.first_draft for i in places)
         if self.with_signals and skip < len(places):
             made = signals(logits[skip:], entropy=self.with_entropy)
-            self.put_signals(places[skip:], made, made.ids)
+            entropy = [] if made.entropy is None else made.entropy.tolist()
+            self.put_signals(places[skip:], made.ids.tolist(), made.probabilities.tolist(), entropy)
 
     def put(self, places: Sequence[int], tokens: Sequence[int], finite: Sequence[bool]) -> None:
         for i, token, good in zip(places, tokens, finite, strict=True):
             self.tokens[i], self.finite[i] = token, good
 
-    def put_signals(self, places: Sequence[int], made: Signals, ids: Tensor) -> None:
-        """Keep signals of draft rows; ``ids`` [rows, 2] of the two best in the vocabulary."""
-        both = zip(places, ids.tolist(), made.probabilities.tolist(), strict=True)
-        for i, best, (first, second) in both:
-            self.best_ids[i], self.top1[i], self.top2[i] = best, first, second
-        if made.entropy is not None:
-            for i, entropy in zip(places, made.entropy.tolist(), strict=True):
-                self.entropy[i] = entropy
+    def put_signals(
+        self, places: Sequence[int], best: list[list[int]], probabilities: list[list[float]], entropy: list[float]
+    ) -> None:
+        """Keep signals of draft rows: the two best of the vocabulary, their probabilities, and entropy where asked."""
+        for i, ids, (first, second) in zip(places, best, probabilities, strict=True):
+            self.best_ids[i], self.top1[i], self.top2[i] = ids, first, second
+        for i, spread in zip(places, entropy, strict=False):
+            self.entropy[i] = spread
 
     def add_verifier(self, logits: Tensor) -> None:
         """Keep the entropy of the next trunk rows."""

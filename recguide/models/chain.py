@@ -8,6 +8,7 @@ Sequential heads over shared features are the idea of Hydra (Ankner et al. 2024)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -63,8 +64,11 @@ class Chain:
         own, tokens = factors.down.to(head).split((width, 2 * width), 1)
         self.own, self.tokens = Linear(own, pack), Linear(tokens, pack)
         self.up = Linear(factors.up.to(head), pack)
-        self._native = self.tokens.native and self.up.native
         self._norm = RMSNorm(torch.ones(width, device=head.device, dtype=head.dtype), torch.finfo(torch.float32).eps)
+        self._native = None
+        if self.tokens.native and self.up.native:
+            maps = self.tokens.weight, self.up.weight
+            self._native = native.ChainWeights(embedding, head, *maps, self._norm.wide, self._norm.eps)
 
     @property
     def vocab(self) -> int:
@@ -86,9 +90,19 @@ class Chain:
 
     def scores(self, chained: Chained, before: Tensor) -> Tensor:
         """The candidates' logits [rows, candidates] once the tokens before them are known; float32."""
-        if self._native and len(before) <= native.GROUP and not torch.is_grad_enabled():
-            weights = self.embedding, chained.lead, self.tokens.weight, self.up.weight
-            candidates = chained.base, chained.ids, self.head
-            return native.chain_scores(before, *weights, *candidates, self._norm.wide, self._norm.eps)
+        if self._takes(len(before)):
+            return native.chain_scores(self._native, chained.lead, chained.base, chained.ids, before)
         moved = self.move(chained.lead, before)
         return chained.base + torch.bmm(moved[:, None], F.embedding(chained.ids, self.head).mT)[:, 0]
+
+    def follow(
+        self, chained: Chained, counts: Sequence[int], befores: Sequence[Sequence[int]]
+    ) -> tuple[list[list[int]], list[list[float]]] | None:
+        """``native.chain_follow``; None where the C kernels do not do it."""
+        if not self._takes(len(counts)):
+            return None
+        return native.chain_follow(self._native, chained.lead, chained.base, chained.ids, counts, befores)
+
+    def _takes(self, rows: int) -> bool:
+        """Whether the C kernels score so many rows at a time."""
+        return self._native is not None and rows <= native.GROUP and not torch.is_grad_enabled()
