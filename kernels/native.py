@@ -44,7 +44,7 @@ LOG2_E = 1.4426950408889634
 P, C, N, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_ssize_t, ctypes.c_float
 SIGNATURES = {
     "linear": (P, N, P, P, N, C, C, P, C, P, C),
-    "decoder_layers": (P, C, P, C),
+    "decode": (P, P, C),
     "best_tokens": (P, N, C, C, C, P, P, C),
     "exponential_sums": (P, N, P, N, C, C, P, C),
     "chain_scores": (P, P, P, P, P, C),
@@ -213,17 +213,32 @@ class _Layer(ctypes.Structure):
     _fields_ = (("input_norm", P), ("post_norm", P), *((name, _Map) for name in ("qkv", "o", "gate_up", "down")))
 
 
-class Layers:
-    """Decoder layers as ``decoder_layers`` reads them; of each, the weights (float32) of its two norms and its maps qkv,
-    o, gate_up and down."""
+class Decoder(ctypes.Structure):
+    """A model from tokens to the last norm, as ``decode`` reads it."""
 
-    def __init__(self, layers: Sequence[tuple[Tensor, Tensor, Mapping[str, Projection]]]):
-        self._kept = layers  # what the addresses point at
-        self.count = len(layers)
-        self.array = (_Layer * self.count)(*(_Layer(a.data_ptr(), b.data_ptr(), **_maps(m)) for a, b, m in layers))
-        qkv, gate_up = (layers[0][2][name].weights.outputs for name in ("qkv", "gate_up"))
-        self.qkv, self.inner = qkv, gate_up // 2
-        self.ranks = max((p.factors.ranks for *_, maps in layers for p in maps.values() if p.factors), default=0)
+    _fields_ = (
+        *((name, P) for name in ("layers_at", "embedding", "norm")),
+        ("vocab", ctypes.c_uint64),
+        *((name, C) for name in ("count", "size", "heads", "kv_heads", "width")),
+        ("eps", F),
+    )
+
+    def __init__(
+        self, layers: Sequence[tuple[Tensor, Tensor, Mapping[str, Projection]]], embedding: Tensor, norm: Tensor,
+        *, heads: int, kv_heads: int, width: int, eps: float,
+    ):  # fmt: skip
+        """Of each layer the weights (float32) of its two norms and its maps qkv, o, gate_up and down; embedding [vocab,
+        size]; the weight (float32) of the last norm. ``width`` is that of a head."""
+        self.layers = (_Layer * len(layers))(*(_Layer(a.data_ptr(), b.data_ptr(), **_maps(m)) for a, b, m in layers))
+        self._kept = layers, embedding, norm  # what the addresses point at
+        addresses = (ctypes.addressof(self.layers), embedding.data_ptr(), norm.data_ptr())
+        super().__init__(*addresses, *embedding.shape[:1], len(layers), embedding.shape[1], heads, kv_heads, width, eps)
+        maps = layers[0][2]
+        ranks = max((p.factors.ranks for *_, maps in layers for p in maps.values() if p.factors), default=0)
+        qkv, gate_up = maps["qkv"].weights.outputs, maps["gate_up"].weights.outputs
+        size, queries = embedding.shape[1], heads * width
+        self.work = (size, size, qkv, queries + kv_heads * width, queries, gate_up, gate_up // 2, ranks)
+        """Numbers a row that a step needs room for: hidden, normed, ..., low."""
 
 
 def _maps(projections: Mapping[str, Projection]) -> dict[str, _Map]:
@@ -244,31 +259,33 @@ class StepCache(NamedTuple):
 
 class _Step(ctypes.Structure):
     _fields_ = (
-        *((name, P) for name in ("hidden", "cos", "sin", "k", "v")),
+        *((name, P) for name in ("tokens", "positions", "slots", "keys", "mask", "cos", "sin", "k", "v")),
         *((name, N) for name in ("layer", "slot", "head")),
-        *((name, P) for name in ("slots", "keys", "seen")),
-        *((name, P) for name in ("normed", "mixed", "turned", "attended", "pair", "gated", "low")),
-        *((name, C) for name in ("rows", "size", "split", "drafts", "heads", "kv_heads", "width")),
-        ("eps", F),
+        ("seen", P),
+        *((name, P) for name in ("hidden", "normed", "mixed", "turned", "attended", "pair", "gated", "low")),
+        *((name, C) for name in ("rows", "split", "drafts")),
     )
 
 
-def decoder_layers(
-    hidden: Tensor, layers: Layers, rotary: tuple[Tensor, Tensor], cache: StepCache, split: int | None, eps: float
-) -> None:
-    """Take the hidden states [rows, size] of a step through all layers, in place. rotary as in ``rotate``; an adapter
-    serves rows from ``split`` on (None: no row)."""
-    (rows, size), (cos, sin) = hidden.shape, rotary
-    _, _, kv_heads, _, width = cache.k.shape
-    heads = layers.qkv // width - 2 * kv_heads
-    widths = (size, layers.qkv, (heads + kv_heads) * width, heads * width, 2 * layers.inner, layers.inner, layers.ranks)
-    work = [torch.empty(rows, each, dtype=torch.bfloat16) for each in widths]
+def decode(
+    decoder: Decoder, tokens: Tensor, positions: Tensor, mask: Tensor | None, rotary: tuple[Tensor, Tensor],
+    cache: StepCache, split: int | None,
+) -> Tensor:  # fmt: skip
+    """Hidden states [rows, size] behind the last norm.
+
+    tokens, positions int64 [rows]; tokens outside the vocabulary stand for ``mask`` [size], which must be there then.
+    rotary as in ``rotate``, of all positions up to the last. An adapter serves rows from ``split`` on (None: no row).
+    """
+    rows = len(tokens)
+    work = [torch.empty(rows, width, dtype=torch.bfloat16) for width in decoder.work]
+    masked = None if mask is None else mask.data_ptr()
     step = _Step(
-        *(t.data_ptr() for t in (hidden, cos, sin, cache.k, cache.v)), *cache.k.stride()[:3],
-        cache.slots.data_ptr(), cache.keys.data_ptr(), cache.attention.address, *(t.data_ptr() for t in work),
-        rows, size, rows if split is None else split, cache.first_draft_row, heads, kv_heads, width, eps,
+        *(t.data_ptr() for t in (tokens, positions, cache.slots, cache.keys)), masked,
+        *(t.data_ptr() for t in (*rotary, cache.k, cache.v)), *cache.k.stride()[:3], cache.attention.address,
+        *(t.data_ptr() for t in work), rows, rows if split is None else split, cache.first_draft_row,
     )  # fmt: skip
-    library().decoder_layers(layers.array, layers.count, ctypes.byref(step), torch.get_num_threads())
+    library().decode(ctypes.byref(decoder), ctypes.byref(step), torch.get_num_threads())
+    return work[1]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -376,11 +393,11 @@ def chain_follow(
     weights: ChainWeights, lead: Tensor, base: Tensor, ids: Tensor, counts: Sequence[int],
     befores: Sequence[Sequence[int]],
 ) -> tuple[list[list[int]], list[list[float]]]:  # fmt: skip
-    """Rows choose their best candidate one after the other, knowing those before them: of each row the two best ids; and
-    their probabilities, the entropy in nats, and whether the best score is finite (1 or 0).
+    """Rows choose their best candidate one after the other, knowing those before them: of each row the two best ids;
+    and their probabilities, the entropy in nats, and whether the best score is finite (1 or 0).
 
-    ``counts`` rows hang together each, behind two known tokens of ``befores`` (the nearer one first); at most GROUP runs
-    of rows. Scores are rounded to bfloat16 first, as logits are.
+    ``counts`` rows hang together each, behind two known tokens of ``befores`` (the nearer one first); at most GROUP
+    runs of rows. Scores are rounded to bfloat16 first, as logits are.
     """
     starts = accumulate(counts, initial=0)
     lines = torch.tensor([(s, c, *b) for s, c, b in zip(starts, counts, befores, strict=False)])

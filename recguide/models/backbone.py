@@ -67,7 +67,8 @@ class Backbone:
         self.layers = [Layer(weights, f"model.layers.{i}.", pack, config.rms_eps) for i in range(config.num_layers)]
         self.norm = RMSNorm(weights["model.norm.weight"], config.rms_eps)
         self._native = all(linear.native for layer in self.layers for linear in layer.maps.values())
-        self._joined: dict[FusedAdapter | None, native.Layers] = {}  # plain, and with the adapter asked for last
+        self._joined: dict[FusedAdapter | None, native.Decoder] = {}  # plain, and with the adapter asked for last
+        self._angles: tuple[Tensor, Tensor] | None = None  # rotary table of the positions from 0 on
         self.frequencies = inverse_frequencies(config).to(self.device)
 
     def embed(self, tokens: Tensor, mask_rows: Tensor | None, mask_embedding: Tensor | None) -> Tensor:
@@ -92,19 +93,23 @@ class Backbone:
         tokens, positions: int64 [rows]; mask_rows: int64 [masks], rows that hold the mask;
         first_draft_row: the first row that the adapter serves (None: no row).
         """
-        hidden = self.embed(tokens, mask_rows, adapter.mask_embedding if adapter else None)
-        factor = self.config.yarn.attention_factor if self.config.yarn else 1.0
-        rotary = rotary_table(self.frequencies, positions, factor, self.dtype)
-        scales = query_scales(self.config.query_scale, positions, self.dtype) if self.config.query_scale else None
         split = None if adapter is None or first_draft_row == len(tokens) else first_draft_row
-        cache = getattr(attend, "native", None) if scales is None and native_takes(hidden) and self._native else None
-        if cache is not None and (split is None or adapter.native):
-            layers = self._native_layers(None if split is None else adapter)
-            native.decoder_layers(hidden, layers, rotary, cache, split, self.config.rms_eps)
-        else:
-            for index, layer in enumerate(self.layers):
-                hidden = self._layer(index, layer, hidden, rotary, scales, attend, split, adapter)
+        mask = adapter.mask_embedding if adapter else None
+        unknown = mask is None and self.config.has_virtual_mask and mask_rows is not None and len(mask_rows)
+        cache = None if unknown else self._native_cache(attend, split, adapter)
+        if cache is not None:
+            decoder = self._decoder(None if split is None else adapter)
+            return native.decode(decoder, tokens, positions, mask, self._table(cache.k.shape[3]), cache, split)
+        hidden = self.embed(tokens, mask_rows, mask)
+        rotary = rotary_table(self.frequencies, positions, self._rotary_factor, self.dtype)
+        scales = query_scales(self.config.query_scale, positions, self.dtype) if self.config.query_scale else None
+        for index, layer in enumerate(self.layers):
+            hidden = self._layer(index, layer, hidden, rotary, scales, attend, split, adapter)
         return self.norm(hidden)
+
+    @property
+    def _rotary_factor(self) -> float:
+        return self.config.yarn.attention_factor if self.config.yarn else 1.0
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocab] of the rows given; a real mask token's column is -inf, so it is never chosen."""
@@ -125,14 +130,29 @@ class Backbone:
         gate_up = project(layer.gate_up, layer.post_norm(hidden), index, "gate_up", split, adapter)
         return project(layer.down, gated(gate_up), index, "down", split, adapter, onto=hidden)
 
-    def _native_layers(self, adapter: FusedAdapter | None) -> native.Layers:
-        """The layers with the adapter's parts."""
+    def _native_cache(self, attend: Attend, split: int | None, adapter: FusedAdapter | None) -> native.StepCache | None:
+        """Where the C kernels find K/V, where they can run all layers in one call."""
+        fit = self._native and native_takes(self.embedding) and not self.config.query_scale
+        return getattr(attend, "native", None) if fit and (split is None or adapter.native) else None
+
+    def _decoder(self, adapter: FusedAdapter | None) -> native.Decoder:
+        """All layers with the adapter's parts."""
         if adapter not in self._joined:
-            self._joined = {known: layers for known, layers in self._joined.items() if known is None}
+            c = self.config
             parts = adapter.layers if adapter else [{}] * len(self.layers)
-            joined = [layer.joined(part) for layer, part in zip(self.layers, parts, strict=True)]
-            self._joined[adapter] = native.Layers(joined)
+            self._joined = {known: decoder for known, decoder in self._joined.items() if known is None}
+            self._joined[adapter] = native.Decoder(
+                [layer.joined(part) for layer, part in zip(self.layers, parts, strict=True)],
+                self.embedding, self.norm.wide,
+                heads=c.num_heads, kv_heads=c.num_kv_heads, width=c.head_dim, eps=c.rms_eps,
+            )  # fmt: skip
         return self._joined[adapter]
+
+    def _table(self, positions: int) -> tuple[Tensor, Tensor]:
+        """The rotary table of so many positions or more."""
+        if self._angles is None or len(self._angles[0]) < positions:
+            self._angles = rotary_table(self.frequencies, torch.arange(positions), self._rotary_factor, self.dtype)
+        return self._angles
 
 
 def project(

@@ -1,19 +1,22 @@
 """The chain: drafts that know the tokens before them. What is committed never changes, what is drafted does."""
 
+import math
 from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from recguide.kernels.backend import choose
 from safetensors.torch import load_file, save_file
 
 from recguide.engine import engine as engine_module
-from recguide.engine.chaining import pieces
+from recguide.engine.chaining import Line, _follow, _level_by_level, pieces
 from recguide.engine.drawing import draft_row
-from recguide.engine.sampling import SamplingParams, draw
+from recguide.engine.sampling import Row, SamplingParams, draw
 from recguide.errors import RecGuideError
 from recguide.models.adapter import load_adapter
+from recguide.models.chain import Chain, Chained, ChainFactors
 from tests.helpers import (
     SAMPLERS,
     assert_clean,
@@ -131,6 +134,33 @@ def from_scratch(chain, part, request, count):
         logits = torch.full((1, chain.vocab), float("-inf")).scatter_(1, part.ids[i : i + 1], scores)
         tokens += draw(logits, [draft_row(request, len(tokens))]).tokens
     return tokens[len(request.tokens) :]
+
+
+@pytest.mark.skipif(not choose(torch.device("cpu")).native, reason="no C kernels")
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.sampled_from([2, 7, 32]), st.integers(0, 99), st.data())
+def test_best_choices_in_one_call_are_those_made_level_by_level(counts, candidates, seed, data):
+    """Also where scores are equal, or not numbers."""
+    torch.manual_seed(seed)
+    rows, vocab = sum(counts), 60
+    with torch.no_grad():
+        factors = ChainFactors(32, 6)
+        factors.up.normal_()
+        chain = Chain(factors, torch.randn(vocab, 32).bfloat16(), torch.randn(vocab, 32).bfloat16(), pack=True)
+        ids = torch.stack([torch.randperm(vocab)[:candidates] for _ in range(rows)])
+        chained = Chained((4 * torch.randn(rows, candidates)).round(), ids, torch.randn(rows, 6).bfloat16())
+        if data.draw(st.booleans()):
+            chained.base[data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, candidates - 1))] = math.nan
+        line = Line(counts, torch.randint(vocab, (len(counts), 2)).tolist())
+        plain = [Row(SamplingParams(seed=0), 0)] * rows
+        assert chain.follow(chained, counts, line.befores) is not None
+        made = _follow(chain, chained, line, plain, torch.bfloat16)
+        expected = _level_by_level(chain, chained, line, plain, torch.bfloat16)
+    assert made.tokens == expected.tokens and made.finite == expected.finite
+    for i in range(rows):
+        if made.finite[i]:
+            assert made.best[i][0] == made.tokens[i] != made.best[i][1]
+            assert made.probabilities[i] == pytest.approx(expected.probabilities[i], rel=1e-4, abs=1e-6)
+            assert made.entropy[i] == pytest.approx(expected.entropy[i], rel=1e-3, abs=1e-5)
 
 
 def test_tails_are_at_most_as_long_as_asked_for_and_never_without_a_chain():

@@ -138,52 +138,6 @@ def test_factors_that_panels_cannot_hold_are_refused():
     assert not fit((3, 32))
 
 
-# -- parts of a layer ----------------------------------------------------------------------------------------------
-
-
-@here
-@given(ROWS, st.data(), st.sampled_from([(3, 1, 64), (4, 2, 32)]), st.booleans())
-def test_parts_of_a_layer_give_the_bits_of_their_operations(rows, data, shape, adapted):
-    """Two layers one after the other in the same memory, rows from ``split`` on adapted, against a call for each."""
-    heads, kv_heads, width = shape
-    size, inner, turned = heads * width, 96, heads + kv_heads
-    split = data.draw(st.none() | st.integers(0, rows)) if adapted else None
-    hidden = numbers(rows, size)
-    angles = torch.rand(rows, 1, width // 2, generator=torch.Generator().manual_seed(3)) * 9
-    rotary = [torch.cat(pair, -1).bfloat16() for pair in ((angles.cos(),) * 2, (-angles.sin(), angles.sin()))]
-    mine, parts = hidden, native.LayerParts(theirs := hidden.clone(), rotary, split, 1e-5)
-    for layer in range(2):
-        maps, norms = _layer(size, (turned + kv_heads) * width, inner, layer, adapted)
-
-        def apply(name, x, onto=None, maps=maps):
-            weights, factors = maps[name]
-            return native.linear(x, weights, onto, *((factors, split) if split is not None and factors else ()))
-
-        mixed = apply("qkv", native.rms_norm(mine, norms[0], 1e-5))
-        qk = native.rotate(mixed[:, : turned * width].unflatten(1, (turned, width)), *rotary)
-        made_qk, made_v = parts.before(norms[0], maps["qkv"], turned)
-        assert torch.equal(made_qk, qk) and torch.equal(made_v, mixed[:, turned * width :])
-        attended = numbers(rows, size, seed=30 + layer)
-        mine = apply("o", attended, mine)
-        gated = native.silu_product(apply("gate_up", native.rms_norm(mine, norms[1], 1e-5)))
-        mine = apply("down", gated, mine)
-        parts.after(attended, norms[1], maps["o"], maps["gate_up"], maps["down"])
-        assert torch.equal(theirs, mine)
-
-
-def _layer(size, outputs, inner, seed, adapted):
-    """The maps of a layer, some with factors, and its two norms."""
-    shapes = {"qkv": (outputs, size), "o": (size, size), "gate_up": (2 * inner, size), "down": (size, inner)}
-    maps = {}
-    for n, (name, (out, into)) in enumerate(shapes.items()):
-        factors = None
-        if adapted and (n + seed) % 4:
-            down, up = numbers(6, into, seed=40 + n) / 8, numbers(out, 6, seed=50 + n) / 8
-            factors = native.Factors([down], [up])
-        maps[name] = native.Projection(native.Weights(numbers(out, into, seed=10 * seed + n) / 8), factors)
-    return maps, [torch.rand(size, generator=torch.Generator().manual_seed(seed + k)) + 0.5 for k in range(2)]
-
-
 # -- rows ------------------------------------------------------------------------------------------------------------
 
 
