@@ -1,7 +1,8 @@
 """What attention and signals take of a step: their shares of the forward and of the step, plan by plan.
 
 Every case is a step of many requests behind a filled cache, as the policies make them: laid out, one forward, logits of
-all rows that need them, draws, and signals of the draft rows. Time inside the two operations is taken within the step.
+all rows that need them, draws, and signals of the draft rows. Where one call runs all layers, attention is timed in a
+second forward of the same step that calls it layer by layer.
 
     python -m recguide.bench.kernels --json out.json
 """
@@ -26,13 +27,14 @@ from recguide.commands.entry import run
 from recguide.commands.options import Adapter, Device, Dtype, ModelName, open_model
 from recguide.engine.cache import KVCache, StepAttention
 from recguide.engine.engine import LOGIT_ROWS
-from recguide.engine.layout import Segment, build_layout
+from recguide.engine.layout import Layout, Segment, build_layout
 from recguide.engine.plan import Branch
 from recguide.engine.sampling import Row, SamplingParams, draw
 from recguide.errors import RecGuideError
 from recguide.kernels.backend import choose
 from recguide.kernels.signals import signals
 from recguide.models import embedded
+from recguide.models.backbone import Attend
 from recguide.models.loader import Model
 from recguide.provenance import check_writable, provenance
 
@@ -79,6 +81,13 @@ class TimedStep:
         layout = build_layout(self._segments, model.config.mask_id, adapt_tokens=model.adapt_tokens)
         layout = layout.to(self._device)
         attention = StepAttention(self._cache, layout, model.config)
+        begun = self._now()
+        hidden = self._forward(layout, attention)[layout.logit_rows]
+        spent["forward"] = self._now() - begun
+        first_draft = layout.trunk_logits[-1].stop
+        for first in range(0, len(hidden), LOGIT_ROWS):
+            self._logits(hidden[first : first + LOGIT_ROWS], first_draft - first, spent)
+        step = self._now() - started
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             begun = self._now()
@@ -86,21 +95,18 @@ class TimedStep:
             spent["attention"] += self._now() - begun
             return out
 
-        begun = self._now()
-        hidden = model.backbone.forward(
+        self._forward(layout, attend)
+        return spent | {"step": step}
+
+    def _forward(self, layout: Layout, attend: Attend) -> Tensor:
+        return self._model.backbone.forward(
             layout.tokens,
             layout.positions,
             attend,
             first_draft_row=layout.first_draft_row,
             mask_rows=layout.mask_rows,
-            adapter=model.fused_adapter,
+            adapter=self._model.fused_adapter,
         )
-        hidden = hidden[layout.logit_rows]
-        spent["forward"] = self._now() - begun
-        first_draft = layout.trunk_logits[-1].stop
-        for first in range(0, len(hidden), LOGIT_ROWS):
-            self._logits(hidden[first : first + LOGIT_ROWS], first_draft - first, spent)
-        return spent | {"step": self._now() - started}
 
     def _logits(self, hidden: Tensor, first_draft: int, spent: dict[str, float]) -> None:
         """Logits, draws, and signals with entropy of the draft rows, as a step that is observed makes them."""
@@ -153,7 +159,7 @@ class SharesBench:
         }
 
     def _row(self, case: Case, samples: list[dict[str, float]]) -> dict:
-        """Medians of times, and medians of the shares within one step."""
+        """Medians of times, and medians of the shares of one step."""
         rows = case.trunk + sum(branch.rows for branch in case.branches)
         times = {f"{name}_ms": statistics.median(s[name] for s in samples) for name in samples[0]}
         attention = statistics.median(s["attention"] / s["forward"] for s in samples)

@@ -67,8 +67,7 @@ class Forecaster:
         """P(accepted | reached) and P(second-best is right | rejected) of each row."""
         if not rows:
             return iter(())
-        x = np.array(rows, np.float32)
-        return zip(self._controller.mismatch(x).tolist(), self._controller.second(x).tolist(), strict=True)
+        return zip(self._controller.mismatch.few(rows), self._controller.second.few(rows), strict=True)
 
     def _seen(self, draft: Draft | None, scored: Iterable[tuple[float, float]], bucket: int) -> Seen:
         """Of places without signals what is usual is expected."""

@@ -7,6 +7,7 @@ and batch mates cannot change it, and a draft is accepted exactly while it equal
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
@@ -103,7 +104,7 @@ class Draws:
 def draw(logits: Tensor, rows: Sequence[Row]) -> Draws:
     """Draw one token per row of ``logits`` [rows, vocab]."""
     best, tokens = greedy(logits)
-    finite = best.isfinite().tolist()
+    finite = [math.isfinite(value) for value in best.tolist()]
     chosen = tokens.tolist()
     with_logprobs = any(row.params.logprobs for row in rows)
     noisy = [i for i, row in enumerate(rows) if not row.params.greedy and finite[i]]
