@@ -6,6 +6,7 @@ Every press starts a job or queues an order; the owner draws what comes of it.
 from __future__ import annotations
 
 import html
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -191,9 +192,9 @@ class Actions:
         if job is not None and job != self._reported:
             self._reported = job
             self.bar.value = job.progress
-            self.message.value = (
-                f'<span role="status">{html.escape(job.name)}: {html.escape(job.result or job.text)}</span>'
-            )
+            at = time.strftime("%H:%M:%S", time.localtime(job.at))  # it stays while other things change
+            text = html.escape(f"{job.name}: {job.result or job.text}")
+            self.message.value = f'<span role="status"><small>{at}</small> {text}</span>'
             if job.error is not None:
                 report(self.session, job.error)
         self.transport.show()

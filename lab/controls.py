@@ -159,7 +159,9 @@ class Controls:
 
     def _arranged(self) -> widgets.Widget:
         s = self.sliders
-        self._boxes = {name: widgets.VBox(list(knobs.values())) for name, knobs in self.knobs.items()}
+        # a knob that the session has, too, is turned there
+        own = {name: [one for k, one in knobs.items() if k not in s] for name, knobs in self.knobs.items()}
+        self._boxes = {name: widgets.VBox(each) for name, each in own.items()}
         columns = (
             (self.preset, s["concurrency"], self.pattern, s["rate"], s["period"]),
             (self.policy, *self._boxes.values(), s["trim"], s["branches"], s["explore"]),

@@ -14,7 +14,7 @@ from plotly.subplots import make_subplots
 from recguide.lab.live_figure import LiveFigure
 from recguide.lab.series import AGO, STEP_AXIS, STEPS, WINDOW
 
-HEIGHT = 860
+HEIGHT = 880
 SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 SIZE_NAMES = ["0", "1", "2", "3", "4+", "6+", "8+", "12+", "16+"]
 BRANCHES = ("correction", "continuation", "open")
@@ -62,7 +62,7 @@ def build() -> LiveFigure:
     grid.update_layout(
         height=HEIGHT,
         autosize=True,
-        margin={"l": 55, "r": 15, "t": 40, "b": 45},
+        margin={"l": 55, "r": 15, "t": 60, "b": 45},  # the toolbar hovers above the titles
         uirevision="kept",  # a person's zoom outlives redraws
         legend={"orientation": "h", "y": -0.08, "font_size": 11, "traceorder": "normal"},
         paper_bgcolor="rgba(0,0,0,0)",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from recguide.errors import RecGuideError
 
@@ -17,7 +18,7 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """``progress`` is 0..1. When done, ``result`` or ``error`` is set."""
+    """``progress`` is 0..1. When done, ``result`` or ``error`` is set. ``at`` is when it was said, as ``time.time``."""
 
     name: str
     text: str = "started"
@@ -25,6 +26,7 @@ class Job:
     done: bool = False
     result: str | None = None
     error: Exception | None = None
+    at: float = field(default_factory=time.time)
 
 
 class Jobs:

@@ -42,7 +42,10 @@ MODES = {
 
 
 def main(
-    minutes: Annotated[float, typer.Option(help="How long the load changes.")] = 10.0,
+    minutes: Annotated[float, typer.Option(help="How long the load changes, warm-up not counted.")] = 10.0,
+    warm_up: Annotated[
+        float, typer.Option(help="Minutes before: every place of the K/V cache is to hold a long text once.")
+    ] = 7.0,
     turns: Annotated[int, typer.Option(help="Turns of the throughput comparison; 0 leaves it out.")] = 5,
     json: Annotated[Path | None, typer.Option(help="Where to store the result.")] = None,
 ) -> None:
@@ -59,8 +62,8 @@ def main(
         lab = Dashboard(page)
         notebook.run_all()
         lab.wait()
-        result = {"provenance": provenance(), "minutes": minutes}
-        result |= _soak(page, notebook, frames, minutes * 60)
+        result = {"provenance": provenance(), "minutes": minutes, "warm_up_minutes": warm_up}
+        result |= _soak(page, notebook, frames, warm_up * 60, minutes * 60)
         result["throughput"] = _compare(page, notebook, turns)
         result["complaints"] = lab.complaints
     typer.echo(_summary(result))
@@ -75,12 +78,12 @@ def _count_messages(page: Page) -> Counter[str]:
     return frames
 
 
-def _soak(page: Page, notebook: Notebook, frames: Counter[str], seconds: float) -> dict[str, Any]:
+def _soak(page: Page, notebook: Notebook, frames: Counter[str], warm_up: float, seconds: float) -> dict[str, Any]:
     """Change the load all the time and sample memory and messages."""
     inspect = page.context.new_cdp_session(page)
     inspect.send("Performance.enable")
     samples, started, turn, before = [], time.monotonic(), 0, frames["received"]
-    while (elapsed := time.monotonic() - started) < seconds:
+    while (elapsed := time.monotonic() - started) < warm_up + seconds:
         notebook.value(f"lab.session.change(**{LOADS[turn % len(LOADS)]!r})")
         turn += 1
         page.wait_for_timeout(SAMPLE * 1000)
@@ -92,11 +95,13 @@ def _soak(page: Page, notebook: Notebook, frames: Counter[str], seconds: float) 
                 "kernel_mb": int(notebook.value("__import__('psutil').Process().memory_info().rss")) / 1e6,
                 "page_mb": _page_rss() / 1e6,
                 "page_heap_mb": metrics["JSHeapUsedSize"] / 1e6,
+                "page_nodes": metrics["Nodes"],
+                "page_listeners": metrics["JSEventListeners"],
                 "messages_per_s": (frames["received"] - before) / SAMPLE,
             }
         )
         before = frames["received"]
-    return {"samples": samples, "slopes_mb_per_minute": _slopes(samples)}
+    return {"samples": samples, "slopes_mb_per_minute": _slopes([s for s in samples if s["at_s"] > warm_up])}
 
 
 def _page_rss() -> int:
@@ -112,13 +117,12 @@ def _page_rss() -> int:
 
 
 def _slopes(samples: list[dict[str, float]]) -> dict[str, float]:
-    """Straight lines through the last two thirds: the first third is warm-up."""
-    kept = samples[len(samples) // 3 :]
-    if len(kept) < 3:
+    """Of straight lines through the samples."""
+    if len(samples) < 3:
         return {}
-    minutes = [s["at_s"] / 60 for s in kept]
+    minutes = [s["at_s"] / 60 for s in samples]
     names = ("kernel_mb", "page_mb", "page_heap_mb")
-    return {name: float(np.polyfit(minutes, [s[name] for s in kept], 1)[0]) for name in names}
+    return {name: float(np.polyfit(minutes, [s[name] for s in samples], 1)[0]) for name in names}
 
 
 def _compare(page: Page, notebook: Notebook, turns: int) -> dict[str, Any]:

@@ -73,7 +73,7 @@ FREEDOMS: dict[str, dict[str, Any]] = {
     "trim": {"overlap": False, "block": ABLATION_BLOCK},
 }
 
-LEARN_EVERY = 8  # steps that are learned from together: once warm, the second of them costs a tenth of the first
+LEARN_FROM = 8  # outcomes that are learned from together: the second costs a tenth of the first, whose code was cold
 TAIL = 2  # drafts to keep of what a rejection leaves
 PROBE_EVERY = 8  # steps between drafts while drifted, to see whether drafting works again
 PROBE_DRAFTS = 3
@@ -251,7 +251,7 @@ class RecGuide(Policy):
         timed = self._last if self.online and not step.prefill_rows else None
         self._timed += timed is not None
         self._news.append((step, outcomes, timed))
-        if len(self._news) >= LEARN_EVERY or self._timed <= FIRST:
+        if self._timed <= FIRST or sum(len(outcomes) for _, outcomes, _ in self._news) >= LEARN_FROM:
             self._take_in()
 
     def _take_in(self) -> None:

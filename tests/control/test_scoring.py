@@ -6,7 +6,7 @@ from recguide.predictors.export import to_scorer
 from recguide.predictors.models import CalibratedChoice
 from sklearn.ensemble import HistGradientBoostingClassifier
 
-from recguide.control.scoring import Logistic, Scorer, Trees, sigmoid
+from recguide.control.scoring import FEW, Logistic, Scorer, Trees, sigmoid
 from recguide.errors import RecGuideError
 
 
@@ -27,6 +27,21 @@ def test_equal_to_scikit_learn(only, calibrate):
     fresh = data(seed=1)[0]
     for rows in (x, fresh, fresh[:1]):
         assert np.abs(made(rows) - fitted.predict_proba(rows)[:, 1]).max() < 1e-9
+
+
+@pytest.mark.parametrize("only", ["logistic", "trees"])
+def test_few_rows_in_plain_numbers_are_scored_as_arrays_are(only):
+    x, y, groups = data()
+    made = to_scorer(CalibratedChoice(only=only).fit(x, y, groups))
+    for rows in (x[:1], x[1 : FEW + 1], x[: FEW + 1], 50 * x[:9], -50 * x[:9]):
+        assert made.few(rows.tolist()) == pytest.approx(made(rows).tolist(), abs=1e-12)
+
+
+def test_few_rows_beyond_the_knots_get_the_ends():
+    """A file may hold knots that do not span 0 to 1."""
+    made = Scorer(Logistic(np.ones(1), np.float64(0)), np.array([[0.4, 0.5, 0.6], [0.1, 0.3, 0.7]]))
+    rows = [[-9.0], [-0.2], [0.0], [0.3], [9.0], [900.0]]
+    assert made.few(rows) == pytest.approx(made(np.array(rows, np.float32)).tolist(), abs=1e-6)
 
 
 def test_trees_of_unequal_depth_walk_to_their_leaves():
