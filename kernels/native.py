@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .rows import StepRows
+from .rows import Places, StepRows
 
 SOURCES = tuple(sorted(Path(__file__).parent.joinpath("csrc").glob("*.[ch]")))
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fvisibility=hidden")
@@ -246,14 +246,12 @@ def _maps(projections: Mapping[str, Projection]) -> dict[str, _Map]:
 
 
 class StepCache(NamedTuple):
-    """Where all layers find a step's K/V: caches [layers, slots, kv_heads, tokens, head_dim], where the rows' own go
-    (``slots`` and ``keys``, int64 [rows]; rows from ``first_draft_row`` on are drafts), and what each row sees."""
+    """Where all layers find a step's K/V: caches [layers, slots, kv_heads, tokens, head_dim], where the rows' own go,
+    and what each row sees."""
 
     k: Tensor
     v: Tensor
-    slots: Tensor
-    keys: Tensor
-    first_draft_row: int
+    places: Places
     attention: NativeAttention
 
 
@@ -276,13 +274,13 @@ def decode(
     tokens, positions int64 [rows]; tokens outside the vocabulary stand for ``mask`` [size], which must be there then.
     rotary as in ``rotate``, of all positions up to the last. An adapter serves rows from ``split`` on (None: no row).
     """
-    rows = len(tokens)
+    rows, places = len(tokens), cache.places
     work = [torch.empty(rows, width, dtype=torch.bfloat16) for width in decoder.work]
     masked = None if mask is None else mask.data_ptr()
     step = _Step(
-        *(t.data_ptr() for t in (tokens, positions, cache.slots, cache.keys)), masked,
+        *(t.data_ptr() for t in (tokens, positions, places.slots, places.keys)), masked,
         *(t.data_ptr() for t in (*rotary, cache.k, cache.v)), *cache.k.stride()[:3], cache.attention.address,
-        *(t.data_ptr() for t in work), rows, rows if split is None else split, cache.first_draft_row,
+        *(t.data_ptr() for t in work), rows, rows if split is None else split, places.first_draft_row,
     )  # fmt: skip
     library().decode(ctypes.byref(decoder), ctypes.byref(step), torch.get_num_threads())
     return work[1]

@@ -8,6 +8,7 @@ the rows are (trunk, branch, prompt) is not known here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +33,14 @@ class StepRows:
     @property
     def total(self) -> int:
         return len(self.limits)
+
+
+class Places(NamedTuple):
+    """Where a step's rows go: slots and keys int64 [rows]; rows from ``first_draft_row`` on are drafts."""
+
+    slots: Tensor
+    keys: Tensor
+    first_draft_row: int
 
 
 @dataclass(slots=True)

@@ -8,7 +8,6 @@ version computes groups of requests by dense masked products, the Triton version
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,16 +15,7 @@ from torch import Tensor
 from . import native
 from .attention import additive, attention
 from .backend import choose, native_takes
-from .rows import Group, StepRows, groups_of
-
-
-class Places(NamedTuple):
-    """Where a step's rows go: slots and keys int64 [rows]; rows from ``first_draft_row`` on are drafts."""
-
-    slots: Tensor
-    keys: Tensor
-    first_draft_row: int
-
+from .rows import Group, Places, StepRows, groups_of
 
 CachedAttention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q [rows, heads, head_dim], one layer's k and v [slots, kv_heads, tokens, head_dim]) -> [rows, heads * head_dim]."""

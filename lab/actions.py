@@ -6,7 +6,6 @@ Every press starts a job or queues an order; the owner draws what comes of it.
 from __future__ import annotations
 
 import html
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import ipywidgets as widgets
 from recguide.lab import tasks
 from recguide.lab.controls import button
 from recguide.lab.export import export_csv
-from recguide.lab.guard import guarded, report
+from recguide.lab.guard import guarded, report, time_of_day
 from recguide.lab.measure import Measurement, measure
 from recguide.lab.pins import pins_table
 from recguide.lab.session import LabSession
@@ -192,9 +191,8 @@ class Actions:
         if job is not None and job != self._reported:
             self._reported = job
             self.bar.value = job.progress
-            at = time.strftime("%H:%M:%S", time.localtime(job.at))  # it stays while other things change
-            text = html.escape(f"{job.name}: {job.result or job.text}")
-            self.message.value = f'<span role="status"><small>{at}</small> {text}</span>'
+            at, text = time_of_day(job.at), html.escape(f"{job.name}: {job.result or job.text}")
+            self.message.value = f'<span role="status"><small>{at}</small> {text}</span>'  # stays while others change
             if job.error is not None:
                 report(self.session, job.error)
         self.transport.show()

@@ -44,6 +44,11 @@ def guarded(session: LabSession, handler: Callable[..., Any]) -> Callable[..., N
     return safe
 
 
+def time_of_day(at: float) -> str:
+    """A ``time.time`` as a message shows it."""
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
 class FaultBox:
     """The newest fault, how many came before it, a fold with details, and a button that puts it away."""
 
@@ -68,7 +73,7 @@ class FaultBox:
 
 
 def _fault_html(fault: Fault, before: int) -> str:
-    at = time.strftime("%H:%M:%S", time.localtime(fault.at))
+    at = time_of_day(fault.at)
     more = f" <small>({before} more before it)</small>" if before else ""
     fold = (
         f"<details><summary>Details</summary><pre>{html.escape(fault.details)}</pre></details>" if fault.details else ""

@@ -72,7 +72,7 @@ typedef struct {
 /* The two best of a row's candidates (of equals the first; NaN is best), as `made` rounds to bfloat16, their
  * probabilities, the entropy, and whether the best score is finite: best [2], figures [4]. */
 static inline void choose(const float *made, const int64_t *ids, int candidates, int64_t *best, float *figures) {
-    float scores[candidates], first = -INFINITY, second = -INFINITY, total = 0, spread = 0;
+    float scores[candidates], total = 0, spread = 0;
     int place = 0, next = -1;
     for (int j = 0; j < candidates; j += 16) {
         __mmask16 some = (1u << up_to_16(candidates - j)) - 1;
@@ -82,7 +82,7 @@ static inline void choose(const float *made, const int64_t *ids, int candidates,
         if (scores[place] == scores[place] && !(scores[j] <= scores[place])) place = j;
     for (int j = 0; j < candidates; j++)
         if (j != place && (next < 0 || scores[j] > scores[next])) next = j;
-    first = scores[place], second = scores[next];
+    float first = scores[place], second = scores[next];
     for (int j = 0; j < candidates; j++) {
         float below = fmaxf(scores[j] - first, LEAST), weight = expf(below);
         total += weight;

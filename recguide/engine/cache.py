@@ -12,7 +12,8 @@ from torch import Tensor
 from recguide.engine.layout import Layout
 from recguide.errors import RecGuideError
 from recguide.kernels.native import NativeAttention, StepCache
-from recguide.kernels.step_attention import Places, step_attention, store_kv
+from recguide.kernels.rows import Places
+from recguide.kernels.step_attention import step_attention, store_kv
 from recguide.models.config import ModelConfig
 
 
@@ -88,7 +89,7 @@ class StepAttention:
         """What the C kernels need to run all layers in one call; None where another version attends."""
         if not isinstance(self._attend, NativeAttention):
             return None
-        return StepCache(self._cache.k, self._cache.v, *self._places, self._attend)
+        return StepCache(self._cache.k, self._cache.v, self._places, self._attend)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         cached_k, cached_v = self._cache.k[layer], self._cache.v[layer]

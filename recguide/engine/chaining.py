@@ -100,10 +100,11 @@ def choose_along(chain: Chain, runs: Sequence[Run], logits: Tensor, hidden: Tens
     chained = chain.candidates(*(_picked(x, places, first) for x in (logits, hidden)))
     befores = [[drawn.tokens[run.head] if run.before is None else run.before, run.two_before] for run in mine]
     line = Line([run.count for run in mine], befores)
-    made = _follow(chain, chained, line, [drawn.rows[place] for place in places], logits.dtype)
+    wanted = {"signs": drawn.with_signals, "entropy": drawn.with_entropy}
+    made = _follow(chain, chained, line, [drawn.rows[place] for place in places], logits.dtype, **wanted)
     drawn.put(places, made.tokens, made.finite)
     if drawn.with_signals:
-        drawn.put_signals(places, made.best, made.probabilities, made.entropy if drawn.with_entropy else [])
+        drawn.put_signals(places, made.best, made.probabilities, made.entropy)
     for run, part in zip(mine, line.parts, strict=True):
         drawn.chained[run.first + run.count] = chained, part
 
@@ -151,13 +152,12 @@ def choose_tails(chain: Chain, left: Sequence[Left], dtype: torch.dtype, *, entr
         for part, count in zip(left, line.counts, strict=True)
         for i in range(count)
     ]
-    made = _follow(chain, chained, line, rows, dtype)
+    made = _follow(chain, chained, line, rows, dtype, signs=True, entropy=entropy)
     second = [next(t for t in pair if t != token) for pair, token in zip(made.best, made.tokens, strict=True)]
     top1 = [first for first, _ in made.probabilities]
     margin = [a - b for a, b in made.probabilities]
-    spread = made.entropy if entropy else []
     for part, at in zip(left, line.parts, strict=True):
-        signs = top1[at], margin[at], second[at], spread[at]
+        signs = top1[at], margin[at], second[at], made.entropy[at]
         part.request.draft = Draft(made.tokens[at], "tail", *signs, part.chained)
 
 
@@ -179,8 +179,8 @@ class Line:
 
 
 class Choices(NamedTuple):
-    """Per row: the token chosen, whether its score is finite, the two best tokens, their probabilities among the
-    candidates, and the entropy in nats."""
+    """Per row: the token chosen, whether its score is finite, the two best tokens and their probabilities among the
+    candidates (may be empty where no signals are wanted), and the entropy in nats (empty where it is not wanted)."""
 
     tokens: list[int]
     finite: list[bool]
@@ -189,18 +189,22 @@ class Choices(NamedTuple):
     entropy: list[float]
 
 
-def _follow(chain: Chain, chained: Chained, line: Line, rows: Sequence[Row], dtype: torch.dtype) -> Choices:
+def _follow(
+    chain: Chain, chained: Chained, line: Line, rows: Sequence[Row], dtype: torch.dtype, *, signs: bool, entropy: bool
+) -> Choices:
     """The choices of all rows, each knowing the tokens chosen before it. Scores are rounded to ``dtype``, as logits."""
-    greedy = all(row.params.greedy and row.forced is None for row in rows)
-    found = chain.follow(chained, line.counts, line.befores) if greedy else None
+    found = chain.follow(chained, line.counts, line.befores) if _take_the_best(rows) else None
     if found is None:
-        return _level_by_level(chain, chained, line, rows, dtype)
+        return _level_by_level(chain, chained, line, rows, dtype, signs=signs, entropy=entropy)
     best, figures = found
     finite = [good > 0 for *_, good in figures]
-    return Choices([a for a, _ in best], finite, best, [f[:2] for f in figures], [f[2] for f in figures])
+    spread = [f[2] for f in figures] if entropy else []
+    return Choices([a for a, _ in best], finite, best, [f[:2] for f in figures], spread)
 
 
-def _level_by_level(chain: Chain, chained: Chained, line: Line, rows: Sequence[Row], dtype: torch.dtype) -> Choices:
+def _level_by_level(
+    chain: Chain, chained: Chained, line: Line, rows: Sequence[Row], dtype: torch.dtype, *, signs: bool, entropy: bool
+) -> Choices:
     """The same, the first rows of all drafts together, then the second ones."""
     scores = torch.empty(chained.ids.shape, dtype=dtype, device=chained.ids.device)
     tokens = [0] * len(rows)
@@ -215,14 +219,22 @@ def _level_by_level(chain: Chain, chained: Chained, line: Line, rows: Sequence[R
         chosen = _chosen(made, here.ids, [rows[n] for n in numbers], chain.vocab)
         for i, number, token in zip(live, numbers, chosen, strict=True):
             before[i], tokens[number] = [token, before[i][0]], token
-    made = signals(scores, entropy=True)
-    best, finite = chained.ids.gather(1, made.ids), scores.amax(-1).isfinite()
-    return Choices(tokens, finite.tolist(), best.tolist(), made.probabilities.tolist(), made.entropy.tolist())
+    finite = scores.amax(-1).isfinite().tolist()
+    if not signs:
+        return Choices(tokens, finite, [], [], [])
+    made = signals(scores, entropy=entropy)
+    best, spread = chained.ids.gather(1, made.ids).tolist(), made.entropy.tolist() if entropy else []
+    return Choices(tokens, finite, best, made.probabilities.tolist(), spread)
+
+
+def _take_the_best(rows: Sequence[Row]) -> bool:
+    """Whether all rows take their best candidate."""
+    return all(row.params.greedy and row.forced is None for row in rows)
 
 
 def _chosen(scores: Tensor, ids: Tensor, rows: Sequence[Row], vocab: int) -> list[int]:
     """The draws of rows whose candidates [rows, candidates] have their scores."""
-    if all(row.params.greedy and row.forced is None for row in rows):
+    if _take_the_best(rows):
         return ids.gather(1, scores.argmax(-1, keepdim=True))[:, 0].tolist()  # no need to look at the whole vocabulary
     logits = scores.new_full((len(rows), vocab), float("-inf")).scatter_(1, ids, scores)
     return draw(logits, rows).tokens

@@ -65,8 +65,9 @@ class Drawn:
         """Keep signals of draft rows: the two best of the vocabulary, their probabilities, and entropy where asked."""
         for i, ids, (first, second) in zip(places, best, probabilities, strict=True):
             self.best_ids[i], self.top1[i], self.top2[i] = ids, first, second
-        for i, spread in zip(places, entropy, strict=False):
-            self.entropy[i] = spread
+        if entropy:
+            for i, spread in zip(places, entropy, strict=True):
+                self.entropy[i] = spread
 
     def add_verifier(self, logits: Tensor) -> None:
         """Keep the entropy of the next trunk rows."""

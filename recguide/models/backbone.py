@@ -43,7 +43,7 @@ class Layer:
         self.post_norm = RMSNorm(weights[prefix + "post_attention_layernorm.weight"], eps)
 
     def joined(self, adapted: Mapping[str, NativeLowRank]) -> tuple[Tensor, Tensor, dict[str, native.Projection]]:
-        """As ``native.Layers`` takes it."""
+        """As ``native.Decoder`` takes it."""
         maps = {
             name: adapted[name].projection if name in adapted else native.Projection(linear.native, None)
             for name, linear in self.maps.items()

@@ -153,8 +153,8 @@ def test_best_choices_in_one_call_are_those_made_level_by_level(counts, candidat
         line = Line(counts, torch.randint(vocab, (len(counts), 2)).tolist())
         plain = [Row(SamplingParams(seed=0), 0)] * rows
         assert chain.follow(chained, counts, line.befores) is not None
-        made = _follow(chain, chained, line, plain, torch.bfloat16)
-        expected = _level_by_level(chain, chained, line, plain, torch.bfloat16)
+        given = chain, chained, line, plain, torch.bfloat16
+        made, expected = (choices(*given, signs=True, entropy=True) for choices in (_follow, _level_by_level))
     assert made.tokens == expected.tokens and made.finite == expected.finite
     for i in range(rows):
         if made.finite[i]:

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recguide.kernels import native
 from recguide.kernels.native import NativeAttention, Unavailable
-from recguide.kernels.rows import StepRows
+from recguide.kernels.rows import Places, StepRows
 from recguide.kernels.signals import greedy, signals, signals_reference
-from recguide.kernels.step_attention import GroupedAttention, Places, store_kv
+from recguide.kernels.step_attention import GroupedAttention, store_kv
 from torch.nn import functional as F
 
 from recguide.models.cache_dir import cache_dir
