@@ -22,6 +22,8 @@ from recguide.errors import RecGuideError
 from recguide.provenance import check_writable
 
 LEARNED = "recguide"
+MANY = qualitative.Dark24  # the template has ten colours, and takes the first again for the eleventh policy
+NEARLY_BLACK = "#222A2A"  # of them: the learned policy is black
 WIDTH, HEIGHT = 900, 560
 app = typer.Typer(add_completion=False)
 
@@ -45,7 +47,7 @@ def pareto(result: dict) -> go.Figure:
         )
     figure.update_layout(
         template="plotly_white",
-        colorway=qualitative.Dark24,  # the template has ten colours, and takes the first again for the eleventh policy
+        colorway=[colour for colour in MANY if colour != NEARLY_BLACK],
         width=WIDTH,
         height=HEIGHT,
         title={"text": f"What each gets, what all get<br><sup>{where(result)}; numbers: requests at once</sup>"},
