@@ -12,7 +12,7 @@ from rich.table import Table
 from recguide.bench.prompts import Prompt, fingerprint
 from recguide.commands.options import progress_bar
 from recguide.control.step_time import step_time_of
-from recguide.engine.clock import Clock, SimulatedClock, WallClock
+from recguide.engine.clock import SimulatedClock, Stopwatch
 from recguide.models.loader import Model
 from recguide.provenance import write_json
 
@@ -34,9 +34,9 @@ def about_prompts(prompts: Sequence[Prompt]) -> dict[str, Any]:
     return {"count": len(prompts), "fingerprint": fingerprint(prompts)}
 
 
-def clock_of(model: Model) -> Clock:
-    """The wall's, or that of the device whose cost table the model was given."""
-    return WallClock() if model.cost_table is None else SimulatedClock(step_time_of(model)[0].predict)
+def clock_of(model: Model) -> Stopwatch | SimulatedClock:
+    """A stopwatch, or the clock of the device whose cost table the model was given."""
+    return Stopwatch() if model.cost_table is None else SimulatedClock(step_time_of(model)[0].predict)
 
 
 def about_device(model: Model) -> dict[str, Any] | None:

@@ -1,8 +1,8 @@
 """Policies under a load that changes: the same walk of concurrencies for each, in equal time and for equal tokens.
 
 A closed loop keeps as many requests running as the walk says. In equal time every stretch lasts ``--seconds`` and
-tokens are counted; for equal tokens every stretch lasts until ``--tokens`` are committed and time is. Policies are
-interleaved, and every figure is paired with the same repeat of ``recguide``.
+tokens are counted; for equal tokens every stretch lasts until ``--tokens`` are committed and time is. Policies take
+turns of a fraction of a second, and every figure is paired with the same repeat of ``recguide``.
 
 python -m recguide.bench.changing_load --prompts FILE --json data/results/changing_load.json
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recguide.bench.cases import about_device, about_model, about_prompts, clock_of
-from recguide.bench.measure import encode
+from recguide.bench.measure import TURN, encode
 from recguide.bench.prompts import Prompt, load_prompts, spread
 from recguide.commands.entry import run
 from recguide.commands.options import PromptsFile, Simulate, integers, open_model, progress_bar, words
@@ -66,39 +66,66 @@ class ClosedLoop:
 
     def stretch(self, load: int, ended: Callable[[float, int], bool]) -> tuple[float, int]:
         """Run at ``load`` until ``ended(seconds, tokens)``; returns both."""
-        self.engine.set_concurrency(load)
-        now = self.engine.clock.now
-        started, before = now(), self.engine.stats.committed
+        turns = self.turns(load, ended)
         while True:
-            while len(self.engine.waiting) + len(self.engine.running) < load + 1:
-                number = next(self._numbers)
-                params = SamplingParams(max_new_tokens=self._tokens, seed=number)
-                self.engine.submit(self._prompts[number % len(self._prompts)], params)
-            self.engine.step()
-            spent, tokens = now() - started, self.engine.stats.committed - before
-            if ended(spent, tokens):
-                return spent, tokens
+            try:
+                next(turns)
+            except StopIteration as end:
+                return end.value
+
+    def turns(self, load: int, ended: Callable[[float, int], bool]) -> Generator[None, None, tuple[float, int]]:
+        """The same, with a stop every TURN seconds."""
+        self.engine.set_concurrency(load)
+        clock = self.engine.clock
+        started, before = clock.now(), self.engine.stats.committed
+        while True:
+            with clock.running():
+                until = clock.now() + TURN
+                while clock.now() < until:
+                    self._step(load)
+                    spent, tokens = clock.now() - started, self.engine.stats.committed - before
+                    if ended(spent, tokens):
+                        return spent, tokens
+            yield
+
+    def _step(self, load: int) -> None:
+        while len(self.engine.waiting) + len(self.engine.running) < load + 1:
+            number = next(self._numbers)
+            params = SamplingParams(max_new_tokens=self._tokens, seed=number)
+            self.engine.submit(self._prompts[number % len(self._prompts)], params)
+        self.engine.step()
 
 
-def measure(model: Model, spec: str, prompts: Sequence[list[int]], walk: Walk, *, equal_time: bool) -> dict:
-    """One walk: seconds and tokens of every stretch."""
-    loop = ClosedLoop(model, spec, prompts, walk)
-    stretches = []
-    for load in walk.loads:
-        wanted = walk.tokens * load
+class Walking:
+    """One policy on its walk, a turn at a time: seconds and tokens of every stretch."""
 
-        def ended(spent: float, tokens: int, wanted: int = wanted) -> bool:
-            return spent >= walk.seconds if equal_time else tokens >= wanted
+    def __init__(self, model: Model, spec: str, prompts: Sequence[list[int]], walk: Walk, *, equal_time: bool):
+        self.spec, self.kind = spec, "equal time" if equal_time else "equal tokens"
+        self.stretches: list[dict] = []
+        self._turns = self._all(ClosedLoop(model, spec, prompts, walk), walk, equal_time)
+        self.done = False
 
-        seconds, tokens = loop.stretch(load, ended)
-        stretches.append({"load": load, "seconds": seconds, "tokens": tokens})
-    return {
-        "policy": spec,
-        "kind": "equal time" if equal_time else "equal tokens",
-        "stretches": stretches,
-        "seconds": sum(s["seconds"] for s in stretches),
-        "tokens": sum(s["tokens"] for s in stretches),
-    }
+    def turn(self) -> None:
+        self.done = next(self._turns, True)
+
+    def _all(self, loop: ClosedLoop, walk: Walk, equal_time: bool) -> Generator[None, None, None]:
+        for load in walk.loads:
+            wanted = walk.tokens * load
+
+            def ended(spent: float, tokens: int, wanted: int = wanted) -> bool:
+                return spent >= walk.seconds if equal_time else tokens >= wanted
+
+            seconds, tokens = yield from loop.turns(load, ended)
+            self.stretches.append({"load": load, "seconds": seconds, "tokens": tokens})
+
+    def result(self) -> dict:
+        return {
+            "policy": self.spec,
+            "kind": self.kind,
+            "stretches": self.stretches,
+            "seconds": sum(s["seconds"] for s in self.stretches),
+            "tokens": sum(s["tokens"] for s in self.stretches),
+        }
 
 
 def summarise(runs: Sequence[dict]) -> list[dict]:
@@ -177,14 +204,19 @@ def main(
     about, simulated = provenance(), about_device(loaded)
     try:
         with progress_bar(console) as progress:
-            task = progress.add_task("walking", total=2 * repeats * len(specs))
+            task = progress.add_task("walking", total=2 * repeats * len(specs) * len(walk.loads))
             for repeat, equal_time in itertools.product(range(repeats), (True, False)):
-                for spec in specs if repeat % 2 == 0 else specs[::-1]:
-                    progress.update(task, description=spec)
-                    runs.append(measure(loaded, spec, encoded, walk, equal_time=equal_time) | {"repeat": repeat})
-                    progress.advance(task)
-                    if json_out is not None:
-                        write_json(json_out, result())
+                order = specs if repeat % 2 == 0 else specs[::-1]
+                walking = [Walking(loaded, spec, encoded, walk, equal_time=equal_time) for spec in order]
+                behind = progress.tasks[task].completed
+                while going := [one for one in walking if not one.done]:
+                    for one in going:
+                        one.turn()
+                    stretches = sum(len(one.stretches) for one in walking)
+                    progress.update(task, completed=behind + stretches, description=walking[0].kind)
+                runs += [one.result() | {"repeat": repeat} for one in walking]
+                if json_out is not None:
+                    write_json(json_out, result())
     finally:
         if runs:
             console.print(_shown(summarise(runs)))

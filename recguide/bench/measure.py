@@ -1,4 +1,8 @@
-"""Policies measured against each other: interleaved runs in one process, on the same prompts, paired with ``ar``."""
+"""Policies measured against each other: on the same prompts, in one process, in turns of a fraction of a second.
+
+A machine that others use, too, changes its speed from one second to the next. Policies that take turns meet the same
+of it, so that their ratio says something where neither rate does.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,13 @@ from recguide.provenance import provenance
 
 SCHEMA = 1
 WARM_UP_TOKENS = 8
+TURN = 0.2  # seconds: long enough that a policy's code is warm, short enough that the machine stays what it is
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSettings:
-    """What is measured. Each repeat runs every policy at every concurrency once, in an order that alternates."""
+    """What is measured. Each repeat runs every policy at every concurrency once; policies of one concurrency take
+    turns, in an order that alternates between repeats."""
 
     policies: tuple[str, ...] = ("ar", "linear:8")
     concurrency: tuple[int, ...] = (1, 4, 16)
@@ -54,6 +60,38 @@ class BenchSettings:
         return len(self.policies) * len(self.concurrency) * self.repeats
 
 
+class _Run:
+    """One engine answering all prompts, a turn at a time."""
+
+    def __init__(self, spec: str, engine: Engine, params: Sequence[SamplingParams], prompts: Sequence[list[int]]):
+        self.spec, self.engine = spec, engine
+        self.requests = [engine.submit(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+
+    @property
+    def done(self) -> bool:
+        return self.engine.idle
+
+    def turn(self) -> int:
+        """Decode for TURN seconds of the engine's clock, or to the end; answers finished."""
+        finished, clock = self._finished(), self.engine.clock
+        with clock.running():
+            until = clock.now() + TURN
+            self.engine.step()
+            while not self.done and clock.now() < until:
+                self.engine.step()
+        raise_failed(self.requests)
+        return self._finished() - finished
+
+    def _finished(self) -> int:
+        return sum(request.finished for request in self.requests)
+
+    def cut(self) -> bool:
+        """End here; whether anything was written."""
+        for request in self.requests:
+            self.engine.abort(request)
+        return self.engine.stats.requests.completion_tokens > 0
+
+
 class Bench:
     """Runs the measurements one by one; ``result()`` is complete at any moment, so that nothing is lost.
 
@@ -73,51 +111,73 @@ class Bench:
                 f"the context of {self.max_context}; raise --max-context or lower --max-new-tokens"
             )
 
-    def run(self, on_run: Callable[[dict], None] = lambda _: None) -> None:
-        """Warm every policy up, then measure. ``on_run`` sees each finished run."""
+    def run(
+        self, on_run: Callable[[dict], None] = lambda _: None, on_answers: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """Warm every policy up, then measure. ``on_run`` sees each finished run, ``on_answers`` how many answers of
+        runs were finished in a turn.
+
+        An interruption passes on; runs that it cuts short are kept with what they have, and marked ``interrupted``.
+        """
         self.warm_up()
-        for repeat, concurrency, spec in self._order():
-            on_run(self.measure(spec, concurrency, repeat))
+        for repeat, concurrency, specs in self._rounds():
+            for run in self._measure_in_turns(specs, concurrency, repeat, on_answers):
+                on_run(run)
 
     def warm_up(self) -> None:
         """Let every policy decode a little, so that no run pays for first calls."""
-        engine = self._engine(self.settings.policies[0])
+        engine = self._engine(self.settings.policies[0], 1)
         for spec in self.settings.policies:
             engine.set_policy(spec)
             engine.generate(self._encoded[:1], SamplingParams(max_new_tokens=WARM_UP_TOKENS))
 
-    def _order(self) -> Iterator[tuple[int, int, str]]:
-        """Neighbouring runs differ in policy only; every other repeat goes backwards (A B, B A)."""
-        for repeat in range(self.settings.repeats):
-            policies = self.settings.policies if repeat % 2 == 0 else self.settings.policies[::-1]
-            for concurrency, spec in itertools.product(self.settings.concurrency, policies):
-                yield repeat, concurrency, spec
+    def _rounds(self) -> Iterator[tuple[int, int, tuple[str, ...]]]:
+        """Repeat, concurrency, and policies that take turns; every other repeat goes backwards (A B, B A)."""
+        for repeat, concurrency in itertools.product(range(self.settings.repeats), self.settings.concurrency):
+            yield repeat, concurrency, self.settings.policies[:: 1 if repeat % 2 == 0 else -1]
 
-    def _engine(self, spec: str) -> Engine:
+    def _engine(self, spec: str, concurrency: int) -> Engine:
+        """With a cache for what it is asked to do and no more, since engines that take turns keep one each."""
         return Engine(
             self.model,
             spec,
-            max_concurrency=max(self.settings.concurrency),
-            max_context=self.max_context,
+            max_concurrency=min(concurrency, len(self._encoded)),
+            max_context=min(self.max_context, max(map(len, self._encoded)) + self.settings.max_new_tokens),
             clock=clock_of(self.model),
         )
 
     def measure(self, spec: str, concurrency: int, repeat: int) -> dict:
-        """One run over all prompts, kept in ``runs``."""
-        engine = self._engine(spec)
-        engine.set_concurrency(concurrency)
-        params = [
-            SamplingParams(max_new_tokens=self.settings.max_new_tokens, temperature=self.settings.temperature, seed=i)
+        """One run over all prompts without turns, kept in ``runs``."""
+        (run,) = self._measure_in_turns((spec,), concurrency, repeat, lambda _: None)
+        return run
+
+    def _measure_in_turns(
+        self, specs: Sequence[str], concurrency: int, repeat: int, on_answers: Callable[[int], None]
+    ) -> list[dict]:
+        """A run of each policy over all prompts, kept in ``runs``."""
+        runs = [_Run(spec, self._engine(spec, concurrency), self._params(), self._encoded) for spec in specs]
+        try:
+            while going := [run for run in runs if not run.done]:
+                for run in going:
+                    on_answers(run.turn())
+        except BaseException:
+            self.runs += [self._figures(run, concurrency, repeat) | {"interrupted": True} for run in runs if run.cut()]
+            raise
+        made = [self._figures(run, concurrency, repeat) for run in runs]
+        self.runs += made
+        return made
+
+    def _params(self) -> list[SamplingParams]:
+        settings = self.settings
+        return [
+            SamplingParams(max_new_tokens=settings.max_new_tokens, temperature=settings.temperature, seed=i)
             for i in range(len(self._encoded))
         ]
-        started = engine.clock.now()
-        requests = engine.generate(self._encoded, params)
-        wall = engine.clock.now() - started
-        raise_failed(requests)
-        run = {"policy": spec, "concurrency": concurrency, "repeat": repeat, **figures(engine, requests, wall)}
-        run["by_category"] = by_category(self.prompts, requests)
-        self.runs.append(run)
-        return run
+
+    def _figures(self, run: _Run, concurrency: int, repeat: int) -> dict:
+        about = {"policy": run.spec, "concurrency": concurrency, "repeat": repeat}
+        made = figures(run.engine, run.requests, run.engine.clock.now())
+        return about | made | {"by_category": by_category(self.prompts, run.requests)}
 
     def result(self) -> dict:
         """Everything measured so far, with what it was measured on."""

@@ -50,9 +50,9 @@ def bench(
     device: Device = None,
     max_context: MaxContext = None,
 ) -> None:
-    """Measure policies, interleaved in one process, and print medians and paired ratios to ar.
+    """Measure policies, in turns of a fraction of a second in one process, and print medians and paired ratios to ar.
 
-    Nothing else should run on the machine meanwhile. Ctrl-C keeps the finished runs.
+    Nothing else should run on the machine meanwhile. Each policy keeps a cache of its own. Ctrl-C keeps what was done.
 
     Example: recguide bench --policies ar,linear:8,overlap:8 --concurrency 1,4,16 --json result.json
     """
@@ -86,21 +86,31 @@ def bench(
 
 
 def run_with_progress(measured: Bench, console: Console, json_out: Path | None) -> None:
+    """Measure with a bar that counts answers; what was measured is written after every round, and when it is cut."""
     with progress_bar(console) as progress:
-        task = progress.add_task("warming up", total=measured.settings.runs)
+        task = progress.add_task("warming up", total=measured.settings.runs * len(measured.prompts))
+
+        def on_answers(count: int) -> None:
+            progress.update(task, advance=count)
 
         def on_run(run: dict) -> None:
             rate = f"{run['aggregate_tok_s']:.0f} tokens/s"
-            progress.update(task, advance=1, description=f"{run['policy']} at {run['concurrency']}: {rate}")
+            progress.update(task, description=f"{run['policy']} at {run['concurrency']}: {rate}")
             if json_out is not None:
                 write_json(json_out, measured.result())
 
-        measured.run(on_run)
+        try:
+            measured.run(on_run, on_answers)
+        finally:
+            if json_out is not None and measured.runs:
+                write_json(json_out, measured.result())
 
 
 def caption(result: dict) -> str:
     s = result["settings"]
+    cut = "; interrupted, rates are of what was done" if any(run.get("interrupted") for run in result["runs"]) else ""
     return (
         f"{result['model']['name']} ({result['model']['dtype']}), {result['prompts']['count']} prompts x "
-        f"{s['max_new_tokens']} tokens, temperature {s['temperature']:g}, median of {s['repeats']}; " + where(result)
+        f"{s['max_new_tokens']} tokens, temperature {s['temperature']:g}, median of {s['repeats']}{cut}; "
+        + where(result)
     )

@@ -7,7 +7,8 @@ from elsewhere. So policies can be compared for a machine that is not at hand, a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 StepMilliseconds = Callable[[int, int, int, float], float]
@@ -32,6 +33,25 @@ class WallClock:
         """A forward has taken its time already."""
 
 
+class Stopwatch(WallClock):
+    """The time that passes here while it is running: for engines that take turns on one machine."""
+
+    def __init__(self) -> None:
+        self._before, self._since = 0.0, None
+
+    def now(self) -> float:
+        return self._before if self._since is None else self._before + time.perf_counter() - self._since
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Time passes within."""
+        self._since = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._before, self._since = self.now(), None
+
+
 class SimulatedClock:
     """Time passes by forwards alone, and each takes what ``milliseconds`` says."""
 
@@ -40,6 +60,11 @@ class SimulatedClock:
 
     def now(self) -> float:
         return self._now
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """As a stopwatch's: nothing passes between forwards anyway."""
+        yield
 
     def computed(self, requests: int, causal_rows: int, draft_rows: int, context: float) -> None:
         self._now += self._milliseconds(requests, causal_rows, draft_rows, context) / 1e3

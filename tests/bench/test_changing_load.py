@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from recguide.bench import changing_load, planning
-from recguide.bench.changing_load import ClosedLoop, Walk, measure, summarise
+from recguide.bench.changing_load import ClosedLoop, Walk, Walking, summarise
 from recguide.errors import RecGuideError
 from tests.helpers import small_model
 
@@ -14,17 +14,24 @@ PROMPTS = [[1, 2, 3 + i] for i in range(5)]
 MODEL = small_model(shift=1)
 
 
+def measure(spec, walk, *, equal_time):
+    walking = Walking(MODEL, spec, PROMPTS, walk, equal_time=equal_time)
+    while not walking.done:
+        walking.turn()
+    return walking.result()
+
+
 def test_equal_tokens_are_equal_for_every_policy():
     walk = Walk(loads=(1, 4, 2), tokens=10, max_new_tokens=12)
     for spec in ("ar", "recguide"):
-        run = measure(MODEL, spec, PROMPTS, walk, equal_time=False)
+        run = measure(spec, walk, equal_time=False)
         assert [s["load"] for s in run["stretches"]] == [1, 4, 2]
         assert all(s["tokens"] >= 10 * s["load"] for s in run["stretches"])
         assert run["tokens"] == sum(s["tokens"] for s in run["stretches"]) and run["seconds"] > 0
 
 
 def test_equal_time_is_equal_time():
-    run = measure(MODEL, "ar", PROMPTS, Walk(loads=(1, 3), seconds=0.05, max_new_tokens=8), equal_time=True)
+    run = measure("ar", Walk(loads=(1, 3), seconds=0.05, max_new_tokens=8), equal_time=True)
     assert all(0.05 <= s["seconds"] < 1 for s in run["stretches"])
 
 

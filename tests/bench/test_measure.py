@@ -5,8 +5,10 @@ import statistics
 
 import pytest
 
+from recguide.bench import measure
 from recguide.bench.measure import SCHEMA, Bench, BenchSettings, per_request_rates, summarise
 from recguide.bench.prompts import Prompt, fingerprint
+from recguide.engine.clock import Stopwatch
 from recguide.engine.engine import Engine
 from recguide.engine.stats import PHASES
 from recguide.errors import RecGuideError
@@ -82,6 +84,36 @@ def test_neighbouring_runs_differ_in_policy_only_and_repeats_alternate():
     there, back = ("ar", "linear:4"), ("linear:4", "ar")
     expected = [(r, c, p) for r in range(3) for c in (1, 3) for p in (there, back)[r % 2]]
     assert order == expected
+
+
+def test_policies_take_turns_and_only_their_own_time_counts(monkeypatch):
+    """With turns of no length, every engine makes a step when all others have made theirs; each step takes a second of
+    whichever clock is running."""
+    monkeypatch.setattr(measure, "TURN", 0.0)
+    monkeypatch.setattr(measure, "clock_of", lambda model: Stopwatch())
+    passed, made = [0.0], []
+    monkeypatch.setattr("recguide.engine.clock.time.perf_counter", lambda: passed[0])
+    plain = Engine.step
+
+    def step(engine):
+        made.append(engine.policy.spec)
+        passed[0] += 1.0
+        return plain(engine)
+
+    one = bench(policies=("ar", "linear:4"), concurrency=(3,), repeats=1, max_new_tokens=6)
+    one.warm_up()
+    monkeypatch.setattr(Engine, "step", step)
+    runs = one._measure_in_turns(("ar", "linear:4"), 3, 0, lambda _: None)
+    shorter = min(made.count(spec) for spec in ("ar", "linear:4"))
+    assert made[: 2 * shorter] == ["ar", "linear:4"] * shorter
+    assert [run["wall_s"] for run in runs] == [made.count(spec) for spec in ("ar", "linear:4")]
+
+
+def test_answers_are_counted_as_they_are_finished():
+    answers = []
+    one = bench(max_new_tokens=4)
+    one.run(on_answers=answers.append)
+    assert sum(answers) == one.settings.runs * len(PROMPTS)
 
 
 def test_warm_up_is_not_counted_and_meets_every_policy(monkeypatch):
@@ -218,7 +250,7 @@ def test_a_partial_result_is_whole_at_every_moment():
     def on_run(run):
         result = json.loads(json.dumps(made.result()))
         sizes.append(len(result["runs"]))
-        assert result["runs"][-1]["policy"] == run["policy"]
+        assert run["policy"] in {r["policy"] for r in result["runs"]}
         assert {(r["policy"], r["concurrency"]) for r in result["summary"]} == {
             (r["policy"], r["concurrency"]) for r in result["runs"]
         }
@@ -227,8 +259,8 @@ def test_a_partial_result_is_whole_at_every_moment():
 
     with pytest.raises(KeyboardInterrupt):
         made.run(on_run)
-    assert sizes == [1, 2, 3, 4]
-    assert len(made.result()["runs"]) == 4
+    assert sizes == [3, 3, 3, 6]
+    assert len(made.result()["runs"]) == 6
 
 
 def test_temperature_is_seeded_by_prompt(measured):

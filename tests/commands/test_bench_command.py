@@ -1,4 +1,4 @@
-"""``recguide bench`` end to end: the table, the JSON with every figure, Ctrl-C keeps the finished runs."""
+"""``recguide bench`` end to end: the table, the JSON with every figure, Ctrl-C keeps what was done."""
 
 import json
 
@@ -81,7 +81,7 @@ def count_steps(cli, words, steps):
     return steps.count
 
 
-def test_ctrl_c_keeps_the_finished_runs(cli, words, steps, tmp_path):
+def test_ctrl_c_keeps_the_finished_runs_and_what_was_done_of_others(cli, words, steps, tmp_path):
     total = count_steps(cli, words, steps)
     path = tmp_path / "result.json"
     steps.count, steps.limit = 0, total - 2
@@ -89,9 +89,23 @@ def test_ctrl_c_keeps_the_finished_runs(cli, words, steps, tmp_path):
     assert run.status == 130
     assert "x ar" in run.out
     assert "linear:4" in run.out
-    result = json.loads(path.read_text())
-    assert len(result["runs"]) == 11
+    assert "interrupted" in run.out
+    runs = json.loads(path.read_text())["runs"]
+    cut = [entry for entry in runs if entry.get("interrupted")]
+    assert len(runs) == 12 and 1 <= len(cut) <= 3
+    assert runs[-len(cut) :] == cut and {(entry["concurrency"], entry["repeat"]) for entry in cut} == {(2, 1)}
     assert "Traceback" not in run.err
+
+
+def test_ctrl_c_in_the_first_run_keeps_what_was_done(cli, words, steps, tmp_path):
+    words[words.index("--policies") + 1] = "ar"
+    path, once = tmp_path / "result.json", ["--repeats", 1, "--concurrency", 1]
+    total = count_steps(cli, [*words, *once], steps)
+    steps.count, steps.limit = 0, total - 2
+    assert cli(*words, *once, "--json", path).status == 130
+    (run,) = json.loads(path.read_text())["runs"]
+    assert run["interrupted"] and run["tokens"] > 0 and run["finished"]["abort"] == 1
+    assert run["aggregate_tok_s"] == pytest.approx(run["tokens"] / run["wall_s"])
 
 
 def test_ctrl_c_before_the_first_run_is_quiet(cli, words, steps, tmp_path):

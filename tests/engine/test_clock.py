@@ -2,7 +2,7 @@
 
 import pytest
 
-from recguide.engine.clock import SimulatedClock, WallClock
+from recguide.engine.clock import SimulatedClock, Stopwatch, WallClock
 from recguide.engine.engine import Engine
 from recguide.engine.sampling import SamplingParams
 from tests.helpers import small_model
@@ -47,3 +47,24 @@ def test_the_text_is_that_of_the_wall_clock():
 def test_it_is_the_same_every_time():
     first, second = (run(SimulatedClock(device), "quadratic:3")[2].clock.now() for _ in range(2))
     assert first == second > 0
+
+
+def test_a_stopwatch_counts_only_while_it_runs(monkeypatch):
+    passed = [100.0]
+    monkeypatch.setattr("recguide.engine.clock.time.perf_counter", lambda: passed[0])
+    clock = Stopwatch()
+    for waited, ran in ((5.0, 2.0), (7.0, 3.0)):
+        passed[0] += waited
+        before = clock.now()
+        with clock.running():
+            passed[0] += ran
+            assert clock.now() == before + ran
+        assert clock.now() == before + ran
+    assert clock.now() == 5.0
+
+
+def test_a_stopwatch_stops_where_its_work_fails():
+    clock = Stopwatch()
+    with pytest.raises(KeyboardInterrupt), clock.running():
+        raise KeyboardInterrupt
+    assert clock.now() == clock.now() > 0
