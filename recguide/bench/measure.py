@@ -160,7 +160,7 @@ class Bench:
             while going := [run for run in runs if not run.done]:
                 for run in going:
                     on_answers(run.turn())
-        except BaseException:
+        except KeyboardInterrupt:
             self.runs += [self._figures(run, concurrency, repeat) | {"interrupted": True} for run in runs if run.cut()]
             raise
         made = [self._figures(run, concurrency, repeat) for run in runs]
