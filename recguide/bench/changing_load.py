@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from recguide.bench.cases import about_device, about_model, about_prompts, clock_of
-from recguide.bench.measure import TURN, encode
+from recguide.bench.measure import encode
 from recguide.bench.prompts import Prompt, load_prompts, spread
+from recguide.bench.turns import take_turns
 from recguide.commands.entry import run
 from recguide.commands.options import PromptsFile, Simulate, integers, open_model, progress_bar, words
 from recguide.engine.engine import Engine
@@ -64,28 +65,22 @@ class ClosedLoop:
         self.engine = Engine(model, spec, max_concurrency=max(walk.loads), clock=clock_of(model))
         self._prompts, self._numbers, self._tokens = prompts, itertools.count(), walk.max_new_tokens
 
-    def stretch(self, load: int, ended: Callable[[float, int], bool]) -> tuple[float, int]:
-        """Run at ``load`` until ``ended(seconds, tokens)``; returns both."""
-        turns = self.turns(load, ended)
-        while True:
-            try:
-                next(turns)
-            except StopIteration as end:
-                return end.value
+    def stretch(self, load: int, ended: Callable[[float, int], bool]) -> None:
+        """Run at ``load`` until ``ended(seconds, tokens)``."""
+        with self.engine.clock.running():
+            for _ in self.steps(load, ended):
+                pass
 
-    def turns(self, load: int, ended: Callable[[float, int], bool]) -> Generator[None, None, tuple[float, int]]:
-        """The same, with a stop every TURN seconds."""
+    def steps(self, load: int, ended: Callable[[float, int], bool]) -> Generator[None, None, tuple[float, int]]:
+        """The same, a step at a time; returns seconds and tokens."""
         self.engine.set_concurrency(load)
-        clock = self.engine.clock
-        started, before = clock.now(), self.engine.stats.committed
+        now = self.engine.clock.now
+        started, before = now(), self.engine.stats.committed
         while True:
-            with clock.running():
-                until = clock.now() + TURN
-                while clock.now() < until:
-                    self._step(load)
-                    spent, tokens = clock.now() - started, self.engine.stats.committed - before
-                    if ended(spent, tokens):
-                        return spent, tokens
+            self._step(load)
+            spent, tokens = now() - started, self.engine.stats.committed - before
+            if ended(spent, tokens):
+                return spent, tokens
             yield
 
     def _step(self, load: int) -> None:
@@ -97,34 +92,33 @@ class ClosedLoop:
 
 
 class Walking:
-    """One policy on its walk, a turn at a time: seconds and tokens of every stretch."""
+    """One policy on its walk, a step at a time: seconds and tokens of every stretch."""
 
     def __init__(self, model: Model, spec: str, prompts: Sequence[list[int]], walk: Walk, *, equal_time: bool):
         self.spec, self.kind = spec, "equal time" if equal_time else "equal tokens"
         self.stretches: list[dict] = []
-        self._turns = self._all(ClosedLoop(model, spec, prompts, walk), walk, equal_time)
-        self.done = False
+        loop = ClosedLoop(model, spec, prompts, walk)
+        self.clock, self.steps = loop.engine.clock, self._steps(loop, walk, equal_time)
 
-    def turn(self) -> None:
-        self.done = next(self._turns, True)
-
-    def _all(self, loop: ClosedLoop, walk: Walk, equal_time: bool) -> Generator[None, None, None]:
+    def _steps(self, loop: ClosedLoop, walk: Walk, equal_time: bool) -> Iterator[None]:
         for load in walk.loads:
             wanted = walk.tokens * load
 
             def ended(spent: float, tokens: int, wanted: int = wanted) -> bool:
                 return spent >= walk.seconds if equal_time else tokens >= wanted
 
-            seconds, tokens = yield from loop.turns(load, ended)
+            seconds, tokens = yield from loop.steps(load, ended)
             self.stretches.append({"load": load, "seconds": seconds, "tokens": tokens})
 
-    def result(self) -> dict:
+    def result(self, stretches: int) -> dict:
+        """What came of its first stretches."""
+        done = self.stretches[:stretches]
         return {
             "policy": self.spec,
             "kind": self.kind,
-            "stretches": self.stretches,
-            "seconds": sum(s["seconds"] for s in self.stretches),
-            "tokens": sum(s["tokens"] for s in self.stretches),
+            "stretches": done,
+            "seconds": sum(s["seconds"] for s in done),
+            "tokens": sum(s["tokens"] for s in done),
         }
 
 
@@ -174,7 +168,9 @@ def main(
     max_new_tokens: Annotated[int, typer.Option(help="Tokens an answer may have.")] = 64,
     repeats: Annotated[int, typer.Option(help="Walks of each policy and kind.")] = 2,
     simulate: Simulate = None,
-    json_out: Annotated[Path | None, typer.Option("--json", help="Write the result, after every walk.")] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", help="Write the result, after every round of walks.")
+    ] = None,
     model: Annotated[str, typer.Option(help="As in recguide bench.")] = embedded.NAME,
 ) -> None:
     """Walk through a changing load with every policy. Nothing else should run on the machine meanwhile."""
@@ -208,15 +204,15 @@ def main(
             for repeat, equal_time in itertools.product(range(repeats), (True, False)):
                 order = specs if repeat % 2 == 0 else specs[::-1]
                 walking = [Walking(loaded, spec, encoded, walk, equal_time=equal_time) for spec in order]
-                behind = progress.tasks[task].completed
-                while going := [one for one in walking if not one.done]:
-                    for one in going:
-                        one.turn()
-                    stretches = sum(len(one.stretches) for one in walking)
-                    progress.update(task, completed=behind + stretches, description=walking[0].kind)
-                runs += [one.result() | {"repeat": repeat} for one in walking]
-                if json_out is not None:
-                    write_json(json_out, result())
+                try:
+                    for one in take_turns(walking):
+                        stretches = len(runs) * len(walk.loads) + sum(len(w.stretches) for w in walking)
+                        progress.update(task, completed=stretches, description=one.kind)
+                finally:  # where it is cut short, all are compared by the stretches that all have made
+                    if made := min(len(w.stretches) for w in walking):
+                        runs += [w.result(made) | {"repeat": repeat} for w in walking]
+                    if json_out is not None and runs:
+                        write_json(json_out, result())
     finally:
         if runs:
             console.print(_shown(summarise(runs)))

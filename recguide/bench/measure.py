@@ -1,8 +1,4 @@
-"""Policies measured against each other: on the same prompts, in one process, in turns of a fraction of a second.
-
-A machine that others use, too, changes its speed from one second to the next. Policies that take turns meet the same
-of it, so that their ratio says something where neither rate does.
-"""
+"""Policies measured against each other: on the same prompts, in one process, in turns of a fraction of a second."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 from recguide.bench.cases import about_device, about_model, about_prompts, clock_of
 from recguide.bench.prompts import Prompt
+from recguide.bench.turns import take_turns
 from recguide.engine.engine import Engine, default_context
 from recguide.engine.request import Request, raise_failed
 from recguide.engine.sampling import SamplingParams
@@ -25,7 +22,6 @@ from recguide.provenance import provenance
 
 SCHEMA = 1
 WARM_UP_TOKENS = 8
-TURN = 0.2  # seconds: long enough that a policy's code is warm, short enough that the machine stays what it is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,35 +57,27 @@ class BenchSettings:
 
 
 class _Run:
-    """One engine answering all prompts, a turn at a time."""
+    """One engine answering all prompts, a step at a time."""
 
     def __init__(self, spec: str, engine: Engine, params: Sequence[SamplingParams], prompts: Sequence[list[int]]):
-        self.spec, self.engine = spec, engine
+        self.spec, self.engine, self.clock = spec, engine, engine.clock
         self.requests = [engine.submit(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+        self.steps = self._steps()
+
+    def _steps(self) -> Iterator[None]:
+        while not self.engine.idle:
+            self.engine.step()
+            yield
 
     @property
-    def done(self) -> bool:
-        return self.engine.idle
-
-    def turn(self) -> int:
-        """Decode for TURN seconds of the engine's clock, or to the end; answers finished."""
-        finished, clock = self._finished(), self.engine.clock
-        with clock.running():
-            until = clock.now() + TURN
-            self.engine.step()
-            while not self.done and clock.now() < until:
-                self.engine.step()
-        raise_failed(self.requests)
-        return self._finished() - finished
-
-    def _finished(self) -> int:
+    def answers(self) -> int:
+        """Answers finished so far."""
         return sum(request.finished for request in self.requests)
 
-    def cut(self) -> bool:
-        """End here; whether anything was written."""
+    def cut(self) -> None:
+        """End here; what was written counts."""
         for request in self.requests:
             self.engine.abort(request)
-        return self.engine.stats.requests.completion_tokens > 0
 
 
 class Bench:
@@ -112,17 +100,19 @@ class Bench:
             )
 
     def run(
-        self, on_run: Callable[[dict], None] = lambda _: None, on_answers: Callable[[int], None] = lambda _: None
+        self, on_round: Callable[[], None] = lambda: None, on_answers: Callable[[int], None] = lambda _: None
     ) -> None:
-        """Warm every policy up, then measure. ``on_run`` sees each finished run, ``on_answers`` how many answers of
-        runs were finished in a turn.
+        """Warm every policy up, then measure. ``on_round`` is called when the runs of one repeat and concurrency are
+        over and kept, ``on_answers`` after a turn with the answers that came of it.
 
         An interruption passes on; runs that it cuts short are kept with what they have, and marked ``interrupted``.
         """
         self.warm_up()
         for repeat, concurrency, specs in self._rounds():
-            for run in self._measure_in_turns(specs, concurrency, repeat, on_answers):
-                on_run(run)
+            try:
+                self._measure_in_turns(specs, concurrency, repeat, on_answers)
+            finally:
+                on_round()
 
     def warm_up(self) -> None:
         """Let every policy decode a little, so that no run pays for first calls."""
@@ -156,12 +146,17 @@ class Bench:
     ) -> list[dict]:
         """A run of each policy over all prompts, kept in ``runs``."""
         runs = [_Run(spec, self._engine(spec, concurrency), self._params(), self._encoded) for spec in specs]
+        answers = 0
         try:
-            while going := [run for run in runs if not run.done]:
-                for run in going:
-                    on_answers(run.turn())
+            for run in take_turns(runs):
+                raise_failed(run.requests)
+                before, answers = answers, sum(one.answers for one in runs)
+                on_answers(answers - before)
         except KeyboardInterrupt:
-            self.runs += [self._figures(run, concurrency, repeat) | {"interrupted": True} for run in runs if run.cut()]
+            for run in runs:
+                run.cut()
+            cut = [self._figures(run, concurrency, repeat) for run in runs if run.engine.stats.committed]
+            self.runs += [run | {"interrupted": True} for run in cut]
             raise
         made = [self._figures(run, concurrency, repeat) for run in runs]
         self.runs += made
@@ -176,7 +171,7 @@ class Bench:
 
     def _figures(self, run: _Run, concurrency: int, repeat: int) -> dict:
         about = {"policy": run.spec, "concurrency": concurrency, "repeat": repeat}
-        made = figures(run.engine, run.requests, run.engine.clock.now())
+        made = figures(run.engine, run.requests, run.clock.now())
         return about | made | {"by_category": by_category(self.prompts, run.requests)}
 
     def result(self) -> dict:

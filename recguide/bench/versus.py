@@ -77,7 +77,7 @@ class Versus:
             mine = {
                 r["repeat"]: r["aggregate_tok_s"]
                 for r in self.bench.runs
-                if r["concurrency"] == level and r["policy"] == spec
+                if r["concurrency"] == level and r["policy"] == spec and not r.get("interrupted")
             }
             ratios = [mine[k] / theirs[k] for k in mine if k in theirs]
             if ratios:

@@ -43,7 +43,7 @@ def bench(
     repeats: Annotated[int, typer.Option(help="Runs of each policy at each concurrency.")] = 3,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     simulate: Simulate = None,
-    json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result, after every run.")] = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result, after every round.")] = None,
     model: ModelName = embedded.NAME,
     adapter: Adapter = "auto",
     dtype: Dtype = None,
@@ -93,17 +93,15 @@ def run_with_progress(measured: Bench, console: Console, json_out: Path | None) 
         def on_answers(count: int) -> None:
             progress.update(task, advance=count)
 
-        def on_run(run: dict) -> None:
-            rate = f"{run['aggregate_tok_s']:.0f} tokens/s"
-            progress.update(task, description=f"{run['policy']} at {run['concurrency']}: {rate}")
+        def on_round() -> None:
+            if not measured.runs:
+                return
+            last = measured.runs[-1]
+            progress.update(task, description=f"repeat {last['repeat'] + 1}, concurrency {last['concurrency']} done")
             if json_out is not None:
                 write_json(json_out, measured.result())
 
-        try:
-            measured.run(on_run, on_answers)
-        finally:
-            if json_out is not None and measured.runs:
-                write_json(json_out, measured.result())
+        measured.run(on_round, on_answers)
 
 
 def caption(result: dict) -> str:

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from recguide.bench import changing_load, planning
 from recguide.bench.changing_load import ClosedLoop, Walk, Walking, summarise
+from recguide.bench.turns import take_turns
 from recguide.errors import RecGuideError
 from tests.helpers import small_model
 
@@ -16,9 +17,9 @@ MODEL = small_model(shift=1)
 
 def measure(spec, walk, *, equal_time):
     walking = Walking(MODEL, spec, PROMPTS, walk, equal_time=equal_time)
-    while not walking.done:
-        walking.turn()
-    return walking.result()
+    for _ in take_turns([walking]):
+        pass
+    return walking.result(len(walk.loads))
 
 
 def test_equal_tokens_are_equal_for_every_policy():
@@ -68,6 +69,26 @@ def test_walks_that_cannot_be(wrong):
 @pytest.fixture
 def opened(monkeypatch):
     monkeypatch.setattr(changing_load, "open_model", lambda *_: MODEL)
+
+
+def test_an_interruption_keeps_the_stretches_that_all_have_made(opened, monkeypatch, tmp_path):
+    plain, path = Walking._steps, tmp_path / "r.json"
+
+    def cut(walking, *args):
+        for number, _ in enumerate(plain(walking, *args)):
+            if walking.spec == "ar" and len(walking.stretches) == 2:
+                raise KeyboardInterrupt
+            yield number
+
+    monkeypatch.setattr(Walking, "_steps", cut)
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text(json.dumps({"prompt": "\x01\x02"}) + "\n")
+    quick = ["--policies", "linear:2,ar", "--loads", "1,2,1", "--seconds", "0.3", "--repeats", "1"]
+    CliRunner().invoke(changing_load.app, ["--prompts", str(prompts), "--json", str(path), *quick])
+    runs = json.loads(path.read_text())["runs"]
+    assert [r["policy"] for r in runs] == ["linear:2", "ar"]
+    assert all([s["load"] for s in r["stretches"]] == [1, 2] for r in runs)
+    assert all(r["tokens"] == sum(s["tokens"] for s in r["stretches"]) > 0 for r in runs)
 
 
 def test_both_scripts_store_what_they_show(opened, tmp_path):
