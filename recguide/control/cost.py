@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from recguide.control.refine import Kind, Refinement
+from recguide.control.refine import Errors, Kind, Refinement
 from recguide.errors import RecGuideError
 from recguide.models.cache_dir import cache_dir
 from recguide.provenance import write_json
@@ -94,12 +94,11 @@ class CostTable:
         Beyond the grid the last two points of an axis are continued in a straight line, or half as steep as the whole
         axis is where that is more: a last point that was measured too low must not make rows free.
         """
-        kind = Kind.of(requests, causal_rows, draft_rows)
-        return self.pace * self.error(requests, kind) * self.told(requests, causal_rows, draft_rows, context)
+        return self.pace * self.errors(requests).corrected(self.told, requests, causal_rows, draft_rows, context)
 
-    def error(self, requests: int, kind: Kind) -> float:
-        """What steps of a kind take beyond the pace of all, to what the table says."""
-        return self._seen.error(self._load(requests), kind)
+    def errors(self, requests: int) -> Errors:
+        """What steps of so many requests take beyond the pace of all, to what the table says."""
+        return self._seen.errors(self._load(requests))
 
     @property
     def pace(self) -> float:
@@ -117,9 +116,10 @@ class CostTable:
         return max(cost, self._least)
 
     def observe(self, measured_ms: float, requests: int, causal_rows: int, draft_rows: int, context: float) -> None:
-        """Refine the table by a step that was made: the pace of all steps, and how its kind differs from the others."""
+        """Refine the table by a step that was made: the pace of all steps, and how its kind and size differ."""
         load, kind = self._load(requests), Kind.of(requests, causal_rows, draft_rows)
-        self._seen.observe(load, kind, measured_ms / self.told(requests, causal_rows, draft_rows, context))
+        told, plain = self.told(requests, causal_rows, draft_rows, context), self.told(requests, requests, 0, context)
+        self._seen.observe(load, kind, measured_ms / told, told / plain)
         self._drafted[load] += kind is Kind.DRAFTING
 
     def drafting_seen(self, requests: int) -> bool:

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from recguide.control.controller import Controller
-from recguide.control.features import GROUP, KINDS, block_features, draft_features, history
+from recguide.control.features import GROUP, KINDS, MOST, block_features, draft_features, history
 from recguide.control.monitor import OFFSET_PLACES, Monitor
 from recguide.engine.request import Draft, Request
 
@@ -42,7 +42,7 @@ class Forecaster:
     def __init__(self, controller: Controller, monitor: Monitor):
         self._controller, self._monitor = controller, monitor
         self._usual = controller.usual.tolist()
-        self._buckets: dict[tuple[float, ...], int] = {}
+        self._buckets = _buckets(controller)
 
     def __call__(self, requests: Sequence[Request]) -> list[Seen]:
         pasts = [self._past(request) for request in requests]
@@ -99,13 +99,22 @@ class Forecaster:
         return features, bucket if place - verified_at < STALE else max(bucket, self._bucket(NO_PAST))
 
     def _bucket(self, features: tuple[float, ...]) -> int:
-        rounded = tuple(round(value, 1) for value in features)
-        if rounded not in self._buckets:
-            kind = np.array([CONTINUATION])
-            rows = block_features(self._controller.places, kind, np.array([rounded]))[0]
-            expected = np.cumprod(self._controller.utility(rows)).sum()
-            self._buckets[rounded] = int(np.digitize(expected, self._controller.edges))
-        return self._buckets[rounded]
+        rate, last, full, verifications = features
+        last = min(last, self._controller.places)
+        return self._buckets[round(rate, 1), last, full, round(verifications, 1)]
+
+
+def _buckets(controller: Controller) -> dict[tuple[float, ...], int]:
+    """The history bucket of every history, rates and logarithms rounded to a tenth: worked out beforehand, since a step
+    in which an array function runs for the first time after a forward takes several times as long for it."""
+    rates = [tenth / 10 for tenth in range(11)]
+    verifications = sorted({round(math.log1p(count), 1) for count in range(MOST + 1)})
+    histories = list(itertools.product(rates, range(controller.places + 1), (0.0, 1.0), verifications))
+    kinds = np.full(len(histories), CONTINUATION)
+    rows = block_features(controller.places, kinds, np.array(histories))
+    chances = controller.utility(rows.reshape(-1, rows.shape[-1])).reshape(rows.shape[:2])
+    expected = np.cumprod(chances, 1).sum(1)
+    return dict(zip(histories, np.digitize(expected, controller.edges).tolist(), strict=True))
 
 
 def shifted(probability: Number, factor: Number) -> Number:

@@ -7,7 +7,7 @@ samples, moved by what the monitor has learned since.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from statistics import fmean
 from typing import Any
 
@@ -19,7 +19,7 @@ from recguide.control.features import GROUPS
 from recguide.control.forecast import shifted
 from recguide.control.monitor import Monitor
 from recguide.control.planner import Shape
-from recguide.control.refine import Kind
+from recguide.control.refine import Errors
 from recguide.control.solve import Operating, Samples, solve
 from recguide.control.step_time import StepTime
 
@@ -35,6 +35,7 @@ TRIAL_DRAFTS = 2  # drafts of every request in steps that are made for their tim
 MARGIN = 0.01  # a change between drafting and plain AR must gain this much
 
 
+@cache
 def nearest_load(requests: int) -> int:
     """The load that stands for so many requests."""
     return min(LOADS, key=lambda known: abs(known - requests))
@@ -46,13 +47,13 @@ class Point:
     that a request stays in its bucket, and its prices in plain numbers.
 
     A request has its whole text to write, so that a token of it is worth the time that its own kind pays for one.
-    ``errors``: what steps of each kind were taken to cost, to what was told of them. Plans are chosen with these, too:
-    at prices that belong to other times nothing might pay, or everything.
+    ``errors``: what steps were taken to cost, to what was told of them. Plans are chosen with these, too: at prices
+    that belong to other times nothing might pay, or everything.
     """
 
     buckets: tuple[Operating, ...]
     tariffs: tuple[Tariff, ...]
-    errors: tuple[float, ...]
+    errors: Errors
 
     @property
     def drafts(self) -> bool:
@@ -157,19 +158,20 @@ class OperatingPoints:
 
     def milliseconds(self, point: Point, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
         """A step's time as ``point`` takes it, at the pace of the table."""
-        told = self._told(requests, causal_rows, draft_rows, _middle(int(context) // CONTEXT_STEP))
-        return point.errors[Kind.of(requests, causal_rows, draft_rows)] * told
+        middle = _middle(int(context) // CONTEXT_STEP)
+        return point.errors.corrected(self._told, requests, causal_rows, draft_rows, middle)
 
     def _predict(self, requests: int, causal_rows: float, draft_rows: float, context: float) -> float:
         """A step's time as it is believed now, at the pace of the table."""
-        return self._time.predict(requests, causal_rows, draft_rows, context) / self._time.pace
+        errors = self._time.errors(requests)
+        return errors.corrected(self._time.told, requests, causal_rows, draft_rows, context)
 
     def _solve(self, requests: int, stretch: int, before: Point | None, near: Point | None) -> Point:
         """``before``: what was done at this load, which is kept to for small gains; ``near``: where to start from."""
+        errors, context = self._time.errors(requests), _middle(stretch)
 
         def time(causal: float, draft: float) -> float:
-            spent = self._predict(requests, requests * causal, requests * draft, _middle(stretch))
-            return spent / requests
+            return errors.corrected(self._time.told, requests, requests * causal, requests * draft, context) / requests
 
         samples, buckets = self._samples(), []
         for bucket in range(samples.buckets):
@@ -178,7 +180,7 @@ class OperatingPoints:
             start = near.buckets[bucket] if near else buckets[-1] if buckets else None
             buckets.append(solve(time, samples.only(bucket), self.shape, margin=margin, near=start))
         tariffs = tuple(Tariff.of(bucket.prices, self.shape, self._price) for bucket in buckets)
-        return Point(tuple(buckets), tariffs, tuple(self._time.error(requests, kind) for kind in Kind))
+        return Point(tuple(buckets), tariffs, errors)
 
     def _samples(self) -> Samples:
         """The controller's drafts, recalibrated."""

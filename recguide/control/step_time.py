@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 
 from recguide.control.cost import CostTable, Identity, load_cost_table, stored_identity
 from recguide.control.profile import identity_of
-from recguide.control.refine import Kind
+from recguide.control.refine import Errors
 from recguide.errors import RecGuideError
 from recguide.models.cache_dir import cache_dir
 from recguide.models.loader import Model
@@ -26,10 +26,10 @@ class StepTime(Protocol):
         anything was seen here."""
 
     def predict(self, requests: float, causal_rows: float, draft_rows: float, context: float) -> float:
-        """What such a step is believed to take now: what was told, times the pace and the error of its kind."""
+        """What such a step is believed to take now: what was told, corrected by errors, times the pace."""
 
-    def error(self, requests: int, kind: Kind) -> float:
-        """What such steps were seen to take beyond the pace, to what was told."""
+    def errors(self, requests: int) -> Errors:
+        """What steps of so many requests were seen to take beyond the pace, to what was told."""
 
     def observe(self, measured_ms: float, requests: int, causal_rows: int, draft_rows: int, context: float) -> None:
         """Take in what such a step took."""
@@ -56,8 +56,8 @@ class RowCost:
         """A line will never be better than it is."""
         return True
 
-    def error(self, requests: int, kind: Kind) -> float:
-        return 1.0
+    def errors(self, requests: int) -> Errors:
+        return Errors()
 
     def told(self, requests: float, causal_rows: float, draft_rows: float, context: float) -> float:
         return self.floor_ms + self.row_ms * (causal_rows + 2 * draft_rows)

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from recguide.control.features import GROUP, KINDS, draft_features, history
+from recguide.control.features import GROUP, KINDS, block_features, draft_features, history
 from recguide.control.forecast import STALE, Forecaster
 from recguide.control.monitor import Monitor
 from recguide.engine.request import Draft, Request
@@ -34,6 +36,20 @@ def test_a_bad_past_grows_stale(monkeypatch):
     assert expect([bad])[0].bucket == 1  # as without a past
     bad.accepted_history.append((3, 0))  # tried again, as bad as before
     assert expect([bad])[0].bucket == 0
+
+
+ROUND = st.integers(1, 12).flatmap(lambda given: st.tuples(st.just(given), st.integers(0, given)))
+
+
+@given(st.lists(ROUND, max_size=40))
+def test_a_past_falls_into_the_bucket_of_what_utility_expects_after_it(rounds):
+    controller = handmade()
+    past = np.array(history(rounds)).round(1)
+    past[1] = min(past[1], controller.places)
+    rows = block_features(controller.places, np.array([KINDS.index("continuation")]), past[None])[0]
+    expected = np.cumprod(controller.utility(rows)).sum()
+    [seen] = Forecaster(controller, Monitor(controller.usual))([request(*rounds)])
+    assert seen.bucket == np.digitize(expected, controller.edges)
 
 
 def test_a_good_past_stays_good(monkeypatch):

@@ -8,7 +8,6 @@ import pytest
 from recguide.control.cost import Axes, CostTable, Identity
 from recguide.control.monitor import Monitor
 from recguide.control.operating import PATIENCE, TRIAL_DRAFTS, OperatingPoints
-from recguide.control.refine import Kind
 from tests.controllers import handmade
 
 AXES = Axes((1, 2, 4), (1, 2, 4, 8), (256,))
@@ -88,7 +87,7 @@ def test_a_point_and_its_times_belong_together():
     told = step_time.predict(1, 1, 3, 0)
     before = points.milliseconds(points.at(1, 0), 1, 1, 3, 0)
     seen(step_time, points, 64, 1.05 * told)
-    assert step_time.error(1, Kind.DRAFTING) > 1.02
+    assert step_time.errors(1).corrected(step_time.told, 1, 1, 3, 0) > 1.02 * told
     assert points.milliseconds(points.at(1, 0), 1, 1, 3, 0) == before
     seen(step_time, points, 512, 1.4 * told)
     assert points.milliseconds(points.at(1, 0), 1, 1, 3, 0) > 1.15 * before

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recguide.control.refine import FOREIGN, HICCUP, LOAD_ERROR, MEMORY, Kind, Refinement
+from recguide.control.refine import FOREIGN, HICCUP, LEAST_STEEPNESS, LOAD_ERROR, MEMORY, Errors, Kind, Refinement
 
 KINDS = (Kind.PLAIN, Kind.VERIFYING, Kind.DRAFTING)
 
@@ -27,7 +27,8 @@ def watched(seen, steps, true, *, noise=0.0, wander=0.0, seed=0, kinds=KINDS):
 
 
 def beside_plain(seen, kind, load=0):
-    return seen.error(load, kind) / seen.error(load, Kind.PLAIN)
+    kinds = seen.errors(load).kinds
+    return kinds[kind] / kinds[Kind.PLAIN]
 
 
 @given(st.floats(0.5, 2.0), st.sampled_from(KINDS))
@@ -35,8 +36,8 @@ def test_a_machine_at_another_pace_is_so_at_all_steps(pace, kind):
     seen = Refinement(3)
     for _ in range(100):
         seen.observe(1, kind, pace)
-    expected = [seen.pace * seen.error(load, k) for load in range(3) for k in KINDS]
-    assert seen.pace * seen.error(1, kind) == pytest.approx(pace, rel=0.02)
+    expected = [seen.pace * error for load in range(3) for error in seen.errors(load).kinds]
+    assert seen.pace * seen.errors(1).kinds[kind] == pytest.approx(pace, rel=0.02)
     assert expected == pytest.approx([pace] * 9, rel=0.05)
 
 
@@ -64,6 +65,39 @@ def test_a_table_of_another_device_is_doubted_more():
     own, foreign = (watched(Refinement(1, foreign=f), 12, [1.0, 1.0, 1.3]) for f in (False, True))
     assert beside_plain(own, Kind.DRAFTING) < beside_plain(foreign, Kind.DRAFTING) < 1.3
     assert FOREIGN > 1
+
+
+@pytest.mark.parametrize("true", [-0.5, 0.0, 0.3])
+def test_what_grows_with_the_step_is_told_from_kinds_and_pace_in_noise(true):
+    seen, chance, pace = Refinement(2), random.Random(0), 0.5
+    for step in range(600):
+        pace += chance.gauss(0, 0.03)
+        kind = KINDS[step % 3]
+        size = 1.0 if kind is Kind.PLAIN else chance.uniform(1.1, 2.0)
+        seen.observe(0, kind, math.exp(pace + chance.gauss(0, 0.1)) * size**true, size)
+    assert seen.errors(0).steepness == seen.errors(1).steepness == pytest.approx(true, abs=0.12)
+    assert beside_plain(seen, Kind.DRAFTING) == pytest.approx(1.0, abs=0.06)
+
+
+def test_rows_cost_something_whatever_was_seen():
+    seen = Refinement(1, foreign=True)
+    for _ in range(500):
+        seen.observe(0, Kind.PLAIN, 1.0)
+        for size in (1.5, 3.0):
+            seen.observe(0, Kind.VERIFYING, 1 / size**1.5, size)
+    assert seen.errors(0).steepness == LEAST_STEEPNESS > -1
+
+
+def told(requests, causal_rows, draft_rows, context):
+    return 2.0 * (causal_rows + draft_rows)
+
+
+def test_errors_correct_what_a_table_says():
+    errors = Errors((1.1, 1.2, 1.3), -0.5)
+    assert errors.corrected(told, 2, 2, 0, 0) == pytest.approx(1.1 * 4)
+    assert errors.corrected(told, 2, 8, 0, 0) == pytest.approx(1.2 * 16 / 2)
+    assert errors.corrected(told, 2, 2, 6, 0) == pytest.approx(1.3 * 16 / 2)
+    assert Errors().corrected(told, 2, 2, 6, 0) == 16
 
 
 def test_a_hiccup_passes():
