@@ -26,7 +26,7 @@ from recguide.control.step_time import StepTime
 CONTEXT_STEP = 384  # tokens of context that share a point
 LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # a load shares the point of the nearest one
 PREPARED = 8  # loads that are solved beforehand
-FIRST, LASTING = 16, 256  # steps after which a point is looked at again, with what has been learned since: 16, 64, 256
+SOON, LASTING = 16, 256  # steps after which a point is looked at again, with what has been learned since: 16, 64, 256
 PATIENCE = 48  # steps from one solving to the next, which takes as long as a step or two of a small processor
 KEPT = 4096  # told times that are kept, so that a long run does not gather them
 PROBES = ((1, 0), (3, 0), (1, 2), (3, 6))  # causal and draft rows of steps whose times show whether prices still hold
@@ -78,7 +78,7 @@ class _Solved:
     point: Point
     grounds: np.ndarray
     seen: bool
-    lasting: int = FIRST
+    lasting: int = SOON
     asked: int = 0
 
 
@@ -127,7 +127,7 @@ class OperatingPoints:
             self._patient_until = self._asked + PATIENCE
         else:
             point, grounds = kept
-        lasting = min(4 * found.lasting, LASTING) if found else FIRST
+        lasting = min(4 * found.lasting, LASTING) if found else SOON
         self._points[key] = _Solved(point, grounds, seen, lasting)
         return point
 

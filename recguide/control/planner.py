@@ -74,7 +74,8 @@ class Options:
 
     ``survival`` [requests, K] of drafts. ``second`` [requests, K] is the chance that the second-best token is the
     verifier's, given a rejection there. ``weight`` [requests] multiplies what a request's tokens are worth. Without
-    ``drafting`` there are no branches, and rows cost ``causal_alone``.
+    ``drafting`` there are no branches, and rows cost ``causal_alone``. A plan that verifies nothing costs ``plain``
+    more.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Options:
         shape: Shape,
         *,
         drafting: bool = True,
+        plain: float = 0.0,
         weight: np.ndarray | None = None,
     ):
         count, places = survival.shape
@@ -97,6 +99,7 @@ class Options:
         self.ends = self.reach[:, :-1] - survival  # chance that the text ends at each draft
         self._scale = np.ones((count, 1)) if weight is None else weight[:, None]
         self._verified = self._scale * np.cumsum(self.reach, 1) - self.price * (self._places + 1)
+        self._verified[:, 0] -= plain
         # by what is left of the draft: 0, 1, ... tokens
         instead = prices.ready_tail[:, None, None] * self._scale
         self._inside, self._last = instead * self.ends, instead * self.reach  # [left, requests, places]

@@ -8,7 +8,7 @@ step's time is taken for a straight line in its rows, about the mean rows of the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 
 import numpy as np
@@ -64,7 +64,7 @@ class Operating:
     mean_rows: tuple[float, float, float]
 
 
-STARTS = ((1.0, 1.5, 1.0), (2.0, 4.0, 2.0), (3.5, 12.0, 3.5))  # mean rows, as in Operating
+RICH = (2.0, 4.0, 2.0)  # mean rows, as in Operating
 ROUNDS = 6
 WORTH_ROUNDS = 5
 SIZES, HOPELESS = (1, 2, 4, 8), 0.95  # where plans of one of these sizes earn less of plain AR, nothing is looked for
@@ -74,8 +74,8 @@ SETTLED = 1e-3  # a round that raises the rate by less, as a share, is the last
 def solve(
     time: StepTime, drafts: Drafts, shape: Shape, *, margin: float = 0.0, near: Operating | None = None
 ) -> Operating:
-    """The operating point of highest rate, from several starts: step times are not convex, and a start near an earlier
-    point settled for less. Where one that drafts is ``near``, and is found to draft still, it is the only start.
+    """The operating point of highest rate. Step times are not convex, so there are two starts: the best plans of one
+    size, and rich ones. Where a point that drafts is ``near``, and is found to draft still, it is the only start.
 
     Drafting must beat plain AR by ``margin`` (a share), so that a caller can keep to what it did before. ``time`` is
     asked for rows per request.
@@ -84,13 +84,14 @@ def solve(
     if not len(drafts.tail):
         shape = replace(shape, tail=0)
     best = plain = _plain(time, drafts, shape)
-    if _simple_gain(time, drafts, shape) < HOPELESS:
+    in_turn, hope = _best_size(time, drafts, shape, plain)
+    if hope < HOPELESS:
         return plain
-    stack = _Stack(drafts, shape)
-    seen: set[float] = set()
-    for start in (near, *(replace(plain, mean_rows=rows) for rows in STARTS)):
-        if start is None or (start is near and not near.drafts):
-            continue
+    stack, seen = _Stack(drafts, shape), set()
+    starts = [in_turn, replace(plain, mean_rows=RICH)]
+    if near is not None and near.drafts:
+        starts.insert(0, near)
+    for start in starts:
         best = max(best, _settle(time, stack, shape, start, seen), key=lambda point: point.prices.rate)
         if start is near and best.drafts:
             break
@@ -107,15 +108,18 @@ def _plain(time: StepTime, drafts: Drafts, shape: Shape) -> Operating:
     return Operating(prices, False, 1.0, 1.0, 0.0, spent, (1.0, 1.0, 1.0))
 
 
-def _simple_gain(time: StepTime, drafts: Drafts, shape: Shape) -> float:
-    """What plans of one size earn at best of what plain decoding does: drafting and verifying in turn, or in one step
-    whose draft always comes true."""
-    gains = []
+def _best_size(time: StepTime, drafts: Drafts, shape: Shape, plain: Operating) -> tuple[Operating, float]:
+    """Plans of one size, the best, that draft and verify in turn; and the most that a size would earn of what plain
+    decoding does, if that were one step and its drafts always came true."""
+    in_turn, together = {}, []
     for size in SIZES:
         accepted, rows = shape.open_chance * float(drafts.open[:, :size].sum(1).mean()), size + shape.extra
-        gains.append((2 + accepted) / (time(1, rows) + time(1 + size, 0)))
-        gains.append((1 + accepted) / time(1 + size, rows))
-    return max(gains) * time(1, 0)
+        in_turn[size] = (2 + accepted) / (time(1, rows) + time(1 + size, 0))
+        together.append((1 + accepted) / time(1 + size, rows))
+    size, rate = max(in_turn.items(), key=lambda item: item[1])
+    rows = 1.0, size + shape.extra, 1.0 + size
+    start = replace(plain, prices=replace(plain.prices, rate=rate), mean_rows=rows)
+    return start, max(rate, *together) * time(1, 0)
 
 
 def _settle(time: StepTime, stack: _Stack, shape: Shape, start: Operating, seen: set[float]) -> Operating:
@@ -142,30 +146,34 @@ def _settle(time: StepTime, stack: _Stack, shape: Shape, start: Operating, seen:
 
 @dataclass(frozen=True)
 class _Costs:
-    """A step's cost in tokens per request, as two straight lines: steps that draft, and steps that do not."""
+    """A step's cost in tokens per request, as two straight lines: steps that draft, and steps that do not. Plain steps
+    are common and lie beside the second line where rows come in tiles: they cost ``plain`` more than it says."""
 
     fixed: float
     causal: float
     draft: float
     fixed_alone: float
     causal_alone: float
+    plain: float
 
     @classmethod
     def at(cls, time: StepTime, rate: float, causal: float, draft: float, alone: float) -> _Costs:
-        per_causal = _slope(lambda rows: time(rows, draft), max(causal - 1, 1.0), causal + 2)
-        per_draft = _slope(lambda rows: time(causal, rows), max(draft - 1.5, 0.5), draft + 3)
-        per_alone = _slope(lambda rows: time(rows, 0), max(alone - 1, 1.0), alone + 2)
+        per_causal = _slope(lambda rows: time(rows, draft), causal, 1.0)
+        per_draft = _slope(lambda rows: time(causal, rows), draft, 0.5)
+        per_alone = _slope(lambda rows: time(rows, 0), alone, 1.0)
         return cls(
             fixed=rate * (time(causal, draft) - per_causal * causal - per_draft * draft),
             causal=rate * per_causal,
             draft=rate * per_draft,
             fixed_alone=rate * (time(alone, 0) - per_alone * alone),
             causal_alone=rate * per_alone,
+            plain=rate * (time(1, 0) - time(alone, 0) + per_alone * (alone - 1)),
         )
 
 
-def _slope(time: Callable[[float], float], low: float, high: float) -> float:
-    """Milliseconds a row, over a stretch so long that the noise of a measured table does not matter."""
+def _slope(time: Callable[[float], float], rows: float, least: float) -> float:
+    """Milliseconds a row, from one row less (``least`` rows are there) to one more."""
+    low, high = max(rows - 1, least), rows + 1
     return max((time(high) - time(low)) / (high - low), 0.0)
 
 
@@ -187,10 +195,10 @@ class _Stack:
 class _Both:
     """The options of a stack of drafts, in steps that draft and in steps that do not."""
 
-    def __init__(self, stack: _Stack, prices: Prices, shape: Shape):
+    def __init__(self, stack: _Stack, prices: Prices, shape: Shape, costs: _Costs):
         self.parts, self.held, self.second = stack.parts, stack.held, stack.second
         args = (stack.survival, stack.second, prices, shape)
-        self.with_, self.alone = Options(*args), Options(*args, drafting=False)
+        self.with_, self.alone = Options(*args), Options(*args, drafting=False, plain=costs.plain)
 
     def net(self, shape: Shape, costs: _Costs) -> np.ndarray:
         """Value less cost [K + 1, drafts] of the best plans, by drafts held."""
@@ -202,7 +210,7 @@ class _Both:
 
 def _worth(stack: _Stack, prices: Prices, shape: Shape, costs: _Costs) -> Prices:
     """``prices`` with W worked out anew from what it was."""
-    both, made = _Both(stack, prices, shape), {}
+    both, made = _Both(stack, prices, shape, costs), {}
     each = both.net(shape, costs)
     for name, part in both.parts.items():
         before = getattr(prices, name)
@@ -215,13 +223,14 @@ def _worth(stack: _Stack, prices: Prices, shape: Shape, costs: _Costs) -> Prices
 
 @dataclass(frozen=True)
 class _Played:
-    """A step of requests that hold drafts of one length: means of tokens, rows, and time, and where it leads."""
+    """Steps of requests that hold drafts of one length, for several lengths: means [states] of tokens, rows, the share
+    that drafts, and time; and where they lead [states, all states]."""
 
-    tokens: float
-    causal: float
-    draft: float
-    drafting: float
-    milliseconds: float
+    tokens: np.ndarray
+    causal: np.ndarray
+    draft: np.ndarray
+    drafting: np.ndarray
+    milliseconds: np.ndarray
     moves: np.ndarray
 
 
@@ -230,13 +239,10 @@ def _stationary(time: StepTime, stack: _Stack, shape: Shape, prices: Prices, cos
 
     States are drafts of 0 to K tokens, then tails of 1 and more.
     """
-    played = _play(time, _Both(stack, prices, shape), shape, costs)
-    share = _shares(np.array([p.moves for p in played]))
-    tokens, causal, draft, drafting, spent = (
-        np.array([getattr(p, name) for p in played])
-        for name in ("tokens", "causal", "draft", "drafting", "milliseconds")
-    )
-    rate = float(share @ tokens / (share @ spent))
+    played = _play(time, _Both(stack, prices, shape, costs), shape, costs)
+    share = _shares(played.moves)
+    causal, draft, drafting = played.causal, played.draft, played.drafting
+    tokens, spent = float(share @ played.tokens), float(share @ played.milliseconds)
     rows = float(share @ causal), float(share @ draft)
     busy, idle = share * drafting, share * (1 - drafting)
     mean_rows = 1.0, 1.0, rows[0]
@@ -244,11 +250,10 @@ def _stationary(time: StepTime, stack: _Stack, shape: Shape, prices: Prices, cos
         mean_causal = float(busy @ causal / busy.sum())
         mean_alone = float(idle @ causal / idle.sum()) if idle.sum() > 0 else mean_causal
         mean_rows = mean_causal, rows[1] / float(busy.sum()), mean_alone
-    tokens, spent = float(share @ tokens), float(share @ spent)
-    return Operating(replace(prices, rate=rate), rows[1] > 0, tokens, *rows, spent, mean_rows)
+    return Operating(replace(prices, rate=tokens / spent), rows[1] > 0, tokens, *rows, spent, mean_rows)
 
 
-def _play(time: StepTime, both: _Both, shape: Shape, costs: _Costs) -> list[_Played]:
+def _play(time: StepTime, both: _Both, shape: Shape, costs: _Costs) -> _Played:
     """A step of requests in each state."""
     reach = both.with_.reach
     held = np.broadcast_to(both.held, (len(both.held), len(reach)))
@@ -259,40 +264,56 @@ def _play(time: StepTime, both: _Both, shape: Shape, costs: _Costs) -> list[_Pla
     rows = np.where(drafts, plans.draft_rows, 0)
     tokens = np.take_along_axis(np.cumsum(reach, 1)[None], verify[..., None], -1)[..., 0]
     opened, known = plans.open * drafts[..., None], plans.known * drafts[..., None]
-    states = [(m, both.parts["ready"]) for m in range(len(both.held))]
-    states += [(m, both.parts["ready_tail"]) for m in range(1, shape.tail + 1)]
-    played = []
-    for m, part in states:
-        at = m, part
-        busy, causal = drafts[at], verify[at] + 1
-        share = float(busy.mean())
-        spent = share and share * time(float(causal[busy].mean()), float(rows[at][busy].mean()))
-        spent += (1 - share) and (1 - share) * time(float(causal[~busy].mean()), 0)
-        moves = _moves(both, m, part, verify[at], opened[at], known[at], shape)
-        played.append(
-            _Played(float(tokens[at].mean()), float(causal.mean()), float(rows[at].mean()), share, spent, moves)
-        )
-    return played
+
+    def together(holding: slice, part: slice) -> _Played:
+        at = holding, part
+        spent = _milliseconds(time, drafts[at], verify[at] + 1, rows[at])
+        moves = _moves(both, both.held[holding], part, verify[at], opened[at], known[at], shape)
+        means = (x[at].mean(1) for x in (tokens, verify + 1, rows, drafts))
+        return _Played(*means, spent, moves)
+
+    groups = [together(slice(None), both.parts["ready"])]
+    if shape.tail:
+        groups.append(together(slice(1, 1 + shape.tail), both.parts["ready_tail"]))
+    return _Played(*(np.concatenate([getattr(group, f.name) for group in groups]) for f in fields(_Played)))
+
+
+def _milliseconds(time: StepTime, drafting: np.ndarray, causal: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Mean time of steps [states, drafts]: those that draft together, and those that do not."""
+    spent = np.zeros(len(drafting))
+    for these in (drafting, ~drafting):
+        count = these.sum(1)
+        means = ((x * these).sum(1) / np.maximum(count, 1) for x in (causal, rows))
+        for state, (share, *mean) in enumerate(zip(count / these.shape[1], *means, strict=True)):
+            if share:
+                spent[state] += share * time(*map(float, mean))
+    return spent
 
 
 def _moves(
-    both: _Both, m: int, part: slice, verify: np.ndarray, opened: np.ndarray, known: np.ndarray, shape: Shape
+    both: _Both, held: np.ndarray, part: slice, verify: np.ndarray, opened: np.ndarray, known: np.ndarray, shape: Shape
 ) -> np.ndarray:
-    """Chances [states] of what is held next: nothing, a draft of 1 to K tokens, a tail of 1 and more."""
-    reach, outcomes, places = both.with_.reach[part], np.arange(opened.shape[1]), opened.shape[1] - 1
+    """Chances [states, all states] of what is held next: nothing, a draft of 1 to K tokens, a tail of 1 and more.
+
+    ``held`` [states, 1], ``verify`` [states, drafts], ``opened`` and ``known`` [states, drafts, outcomes].
+    """
+    reach, outcomes, places = both.with_.reach[part], np.arange(opened.shape[-1]), opened.shape[-1] - 1
     ends, by_known = np.zeros(opened.shape), np.zeros(opened.shape)
-    ends[:, :-1] = both.with_.ends[part] * (outcomes[:-1] < verify[:, None])
-    rows = np.arange(len(reach))
-    ends[rows, verify] = reach[rows, verify]
+    ends[..., :-1] = both.with_.ends[part] * (outcomes[:-1] < verify[..., None])
+    np.put_along_axis(ends, verify[..., None], np.take_along_axis(reach[None], verify[..., None], -1), -1)
     by_open = ends * shape.open_chance * (opened > 0)
-    by_known[:, :-1] = ends[:, :-1] * both.second[part] * (known > 0)
-    states = 1 + places + shape.tail
-    moves = np.bincount(opened.ravel(), by_open.ravel(), states)
-    moves += np.bincount(known.ravel(), by_known[:, :-1].ravel(), states)
-    left = (m - 1 - outcomes).clip(0, shape.tail)
-    moves += np.bincount(np.where(left > 0, places + left, 0), (ends - by_open - by_known).sum(0), states)
+    by_known[..., :-1] = ends[..., :-1] * both.second[part] * (known > 0)
+    left = (held - 1 - outcomes).clip(0, shape.tail)
+    tails = np.broadcast_to(np.where(left > 0, places + left, 0)[:, None], ends.shape)
+    count, states = len(opened), 1 + places + shape.tail
+    first = states * np.arange(count)[:, None, None]
+
+    def summed(state: np.ndarray, chances: np.ndarray) -> np.ndarray:
+        return np.bincount((first + state).ravel(), chances.ravel(), count * states).reshape(count, states)
+
+    moves = summed(opened, by_open) + summed(known, by_known[..., :-1]) + summed(tails, ends - by_open - by_known)
     moves /= len(reach)
-    moves[0] = 1 - moves[1:].sum()
+    moves[:, 0] = 1 - moves[:, 1:].sum(1)
     return moves
 
 

@@ -236,26 +236,26 @@ class Engine:
             self._admit()
             if not self.running:
                 return self.take_deltas()
-            clock = _PhaseClock(self.clock.now)
+            phases = _Phases(self.clock.now)
             policy = self._policy  # another thread may set a new one in mid-step
             self._learning = policy.learns
             work = self._plan(policy)
-            clock.mark("plan")
+            phases.mark("plan")
             layout = self._lay_out(work)
-            clock.mark("layout")
+            phases.mark("layout")
             hidden = self._forward(layout)
             self.clock.computed(len(work), layout.first_draft_row, layout.rows - layout.first_draft_row, _context(work))
-            clock.mark("forward")
-            drawn = self._draw(work, layout, hidden, policy, clock)
+            phases.mark("forward")
+            drawn = self._draw(work, layout, hidden, policy, phases)
             left = [
                 self._settle(item, layout.trunk_logits[index], layout.branch_logits[index], drawn, policy.tail)
                 for index, item in enumerate(work)
             ]
             self.running = [r for r in self.running if not r.finished]
-            clock.mark("accept")
+            phases.mark("accept")
             self._draft_tails([part for part in left if part is not None])
-            clock.mark("chain")
-            self._record(work, layout, clock)
+            phases.mark("chain")
+            self._record(work, layout, phases)
             self._tell(policy)
             return self.take_deltas()
 
@@ -313,7 +313,7 @@ class Engine:
         )
         return hidden if layout.all_rows_scored else hidden[layout.logit_rows]
 
-    def _draw(self, work: list[Work], layout: Layout, hidden: Tensor, policy: Policy, clock: _PhaseClock) -> Drawn:
+    def _draw(self, work: list[Work], layout: Layout, hidden: Tensor, policy: Policy, phases: _Phases) -> Drawn:
         """Logits, draws and signals, a bounded piece at a time."""
         watched = self.observer is not None
         drawn = Drawn(*rows_to_draw(work), signals=policy.needs_signals or watched, entropy=watched)
@@ -322,14 +322,14 @@ class Engine:
         runs = [] if chain is None else runs_of(work, layout.trunk_logits, branches, self.model.adapt_tokens)
         for part in pieces(len(drawn.rows), [s for each in branches for s in each], LOGIT_ROWS):
             logits = self.model.backbone.logits(hidden[part])
-            clock.mark("forward")
+            phases.mark("forward")
             draw_others(runs, logits, part.start, drawn)
             if policy.needs_verifier_entropy:
                 drawn.add_verifier(logits[: max(0, drawn.first_draft - part.start)])
-            clock.mark("sampling")
+            phases.mark("sampling")
             if runs:
                 choose_along(chain, runs, logits, hidden[part], part.start, drawn)
-                clock.mark("chain")
+                phases.mark("chain")
         return drawn
 
     def _settle(self, item: Work, trunk: slice, branches: list[slice], drawn: Drawn, tail: int) -> Left | None:
@@ -440,9 +440,9 @@ class Engine:
         taken, self._pending_deltas = self._pending_deltas, []
         return taken
 
-    def _record(self, work: list[Work], layout: Layout, clock: _PhaseClock) -> None:
+    def _record(self, work: list[Work], layout: Layout, phases: _Phases) -> None:
         committed = sum(len(d.tokens) for d in self._pending_deltas)
-        clock.mark("other")
+        phases.mark("other")
         self.last_step = StepRecord(
             index=self.stats.steps,
             requests=len(work),
@@ -450,23 +450,23 @@ class Engine:
             prefill_rows=sum(i.segment.prefill if i.plan else len(i.segment.trunk) for i in work),
             draft_rows=layout.rows - layout.first_draft_row,
             committed=committed,
-            seconds=clock.total,
-            phases=clock.phases,
+            seconds=phases.total,
+            phases=phases.spent,
         )
         self.stats.add(self.last_step)
 
 
-class _PhaseClock:
+class _Phases:
     """Splits a step's time into phases."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self.started = self._last = now()
-        self.phases: dict[str, float] = {}
+        self.spent: dict[str, float] = {}
 
     def mark(self, phase: str) -> None:
         now = self._now()
-        self.phases[phase] = self.phases.get(phase, 0.0) + now - self._last
+        self.spent[phase] = self.spent.get(phase, 0.0) + now - self._last
         self._last = now
 
     @property

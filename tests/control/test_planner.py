@@ -111,6 +111,16 @@ def test_a_higher_price_verifies_a_prefix(conditional, costs):
     assert sizes == sorted(sizes, reverse=True)
 
 
+@given(st.lists(shares, min_size=6, max_size=6), prices_, st.floats(-0.3, 0.5))
+def test_a_plain_step_may_cost_something_else_than_its_row(conditional, cost, plain):
+    survival, p = np.cumprod(conditional)[None], prices(cost, 1.0, [0.5], [0.5], alone=cost)
+    usual, other = (
+        Options(survival, np.zeros((1, 6)), p, Shape(), drafting=False, plain=extra).values(np.array([6]))[0]
+        for extra in (0.0, plain)
+    )
+    assert usual - other == pytest.approx([plain, *[0.0] * 6])
+
+
 def test_many_requests_are_planned_as_each_alone():
     some = samples(3, 20)
     p = prices(0.05, 0.06, [0.4, 0.3, 0.2], [0.8, 0.3, 0.2])

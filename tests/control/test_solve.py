@@ -41,6 +41,22 @@ def test_the_operating_point_is_no_worse_than_any_fixed_plan(requests):
     assert point.prices.rate >= 0.995 * max(fixed)
 
 
+@pytest.mark.parametrize("requests, tile", [(2, 4), (4, 8), (8, 16)])
+def test_where_rows_come_in_tiles_no_fixed_plan_is_much_better(requests, tile):
+    """The rows of a tile cost next to nothing, the next tile much: a plan of one draft may pay where longer ones do
+    not, and no straight line about a richer plan tells so."""
+
+    def time(causal, drafts):
+        rows = requests * (causal + drafts)
+        within = np.clip((rows % tile) / tile * 4, 0, 1)  # dear for the first quarter of a tile
+        return (20 + 9 * (rows // tile + within) + 1.5 * (drafts > 0)) / requests
+
+    some = samples(1, 128)
+    fixed = [rate_of(time, some, v, b) for v, b in itertools.product(range(1, 8), (0,))]
+    assert max(fixed) > 1.03 / time(1, 0)
+    assert solve(time, some, Shape()).prices.rate >= 0.97 * max(fixed)
+
+
 def test_load_takes_drafts_away():
     points = [solve(device(n), samples(1, 128), Shape()) for n in (1, 2, 4, 8, 16, 32)]
     drafted = [point.draft_rows for point in points]
