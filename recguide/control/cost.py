@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,8 @@ def _continued(table: np.ndarray, axes: Axes) -> np.ndarray:
     return table
 
 
-def _nearest(axis: Sequence[int], at: float) -> int:
+@lru_cache(maxsize=1024)
+def _nearest(axis: tuple[int, ...], at: float) -> int:
     """The grid point nearest by ratio."""
     low, weight = _place(axis, at)
     if weight <= 0 or len(axis) == 1:

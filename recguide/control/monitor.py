@@ -37,6 +37,7 @@ class Monitor:
         self._pairs: deque[tuple[float, bool]] = deque(maxlen=KEPT)
         self._window: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
         self._quality: dict[str, Any] | None = None  # until more is observed
+        self._factors: dict[int, list[float]] = {}  # the same, by group
         self.observed = 0
         self.drift: str | None = None
 
@@ -46,7 +47,9 @@ class Monitor:
 
     def factors(self, group: int) -> list[float]:
         """What to multiply the odds of one draft's places by; later places share the last."""
-        return [math.exp(offset) for offset in self.offsets[group].tolist()]
+        if group not in self._factors:
+            self._factors[group] = [math.exp(offset) for offset in self.offsets[group].tolist()]
+        return self._factors[group]
 
     def learn(self, group: int, predicted: Sequence[float], accepted: int, given: int, *, adapt: bool = True) -> None:
         """What came of a verification: ``predicted`` P(accepted | reached) of the ``given`` drafts, recalibrated; what
@@ -55,6 +58,7 @@ class Monitor:
         Without ``adapt`` the offsets stay as they are.
         """
         self._quality = None
+        self._factors.pop(group, None)
         reached = min(accepted + 1, given)
         usual = self._usual[group]
         predicted = predicted or usual[:given]

@@ -7,7 +7,7 @@ samples, moved by what the monitor has learned since.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from statistics import fmean
 from typing import Any
 
@@ -55,12 +55,12 @@ class Point:
     tariffs: tuple[Tariff, ...]
     errors: Errors
 
-    @property
+    @cached_property
     def drafts(self) -> bool:
         """Whether anyone drafts at all."""
         return any(bucket.drafts for bucket in self.buckets)
 
-    @property
+    @cached_property
     def rate(self) -> float:
         """Tokens a millisecond of all requests together; buckets are about equally common."""
         return fmean(tariff.rate for tariff in self.tariffs)
