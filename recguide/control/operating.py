@@ -32,7 +32,7 @@ KEPT = 4096  # told times that are kept, so that a long run does not gather them
 PROBES = ((1, 0), (3, 0), (1, 2), (3, 6))  # causal and draft rows of steps whose times show whether prices still hold
 SAME, ODDS = 0.1, 2.0  # times within a tenth of plain ones, and log-odds within ODDS times that: the point is kept
 TRIAL_DRAFTS = 2  # drafts of every request in steps that are made for their times
-MARGIN = 0.01  # a change between drafting and plain AR must gain this much
+BEGIN, END = 0.03, -0.01  # drafting must gain so much to begin, for a step that drafts is planned longer, and to go on
 
 
 @cache
@@ -175,8 +175,7 @@ class OperatingPoints:
 
         samples, buckets = self._samples(), []
         for bucket in range(samples.buckets):
-            kept = before and before.buckets[bucket].drafts
-            margin = 0.0 if kept is None else -MARGIN if kept else MARGIN
+            margin = END if before and before.buckets[bucket].drafts else BEGIN
             start = near.buckets[bucket] if near else buckets[-1] if buckets else None
             buckets.append(solve(time, samples.only(bucket), self.shape, margin=margin, near=start))
         tariffs = tuple(Tariff.of(bucket.prices, self.shape, self._price) for bucket in buckets)

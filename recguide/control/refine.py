@@ -21,12 +21,14 @@ LEAST_NOISE, MOST_NOISE = 0.05, 0.4  # sizes of steps of one kind differ by as m
 WANDER = 0.25  # of the pace, from one step to the next, in units of the noise
 FIRST_PACE = 0.7  # of the pace, before anything was seen
 KIND_ERROR, LOAD_ERROR = 0.06, 0.07  # of the table, for a kind of steps at all loads, and beyond that at one load
-STEEPNESS = 0.3  # of the exponent that sizes of steps are told with
+STEEPNESS = 0.4  # of the exponent that sizes of steps are told with
+SLOW_READS = -0.8  # correlation of that with the pace: it is reading weights, mostly, that a machine becomes slower at
 LEAST_STEEPNESS = -0.9  # rows cost something, whatever was seen
 FOREIGN = 2.0  # times that, where the table is of another device
 HICCUP = 2.0  # standard deviations beyond which a step counts as if it were there
 ATTENTION = 0.05  # weight of a step for how noisy the machine is
 MEMORY = 1 - 1 / 2000  # of an error, a step: the table is trusted again where nothing more is seen
+LONG_MEMORY = 1 - 1 / 10000  # of the exponent, which each step tells little of
 
 
 class Kind(IntEnum):
@@ -74,9 +76,10 @@ class Refinement:
         errors *= FOREIGN if foreign else 1.0
         errors[0] = FIRST_PACE
         self._covariance = np.diag(errors**2)
+        self._covariance[0, -1] = self._covariance[-1, 0] = SLOW_READS * errors[0] * errors[-1]
         self._noise = NOISE
         self._kept = np.full(len(errors), MEMORY)
-        self._kept[0] = 1.0
+        self._kept[[0, -1]] = 1.0, LONG_MEMORY
         self._kept_together = np.outer(self._kept, self._kept)
         self._returning = np.diag((1 - self._kept**2) * errors**2)
         self._parts = [[_parts(load, kind, len(errors)) for kind in Kind] for load in range(loads)]

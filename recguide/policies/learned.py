@@ -259,9 +259,15 @@ class RecGuide(Policy):
             for outcome in outcomes:
                 self._learn_outcome(outcome)
             if timed is not None:
-                causal = step.rows - step.draft_rows
-                self._time.observe(step.seconds * 1e3, step.requests, causal, step.draft_rows, timed.context)
+                self._time_step(step, timed)
         self._news.clear()
+
+    def _time_step(self, step: StepRecord, timed: _Step) -> None:
+        milliseconds, requests = step.seconds * 1e3, step.requests
+        self._time.observe(milliseconds, requests, step.rows - step.draft_rows, step.draft_rows, timed.context)
+        if timed.way is Way.DRAFTING:
+            plain = self._time.pace * self._points.milliseconds(timed.point, requests, requests, 0, timed.context)
+            self._modes.earned(requests, step.committed, requests * milliseconds / plain)
 
     def _learn_outcome(self, outcome: Outcome) -> None:
         for number in range(len(outcome.plan.branches)):

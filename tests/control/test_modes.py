@@ -3,10 +3,14 @@
 import pytest
 
 from recguide.control.modes import (
+    HOPED,
+    LEAST,
+    LOSING,
     PERIOD,
     PLAIN_FROM,
     PLAIN_TURN,
     PROMISING,
+    REST,
     SURE,
     TRIAL_PERIOD,
     TRIAL_TURN,
@@ -42,7 +46,27 @@ def test_where_drafting_should_lose_a_little_a_few_steps_try(seen, period):
 
 def test_where_drafting_should_lose_much_nothing_is_tried():
     modes = Modes()
-    assert {modes.while_plain(1, lambda: PROMISING, seen=False) for _ in range(1000)} == {Way.PLAIN}
+    assert {modes.while_plain(1, lambda: HOPED, seen=False) for _ in range(1000)} == {Way.PLAIN}
+    assert {modes.while_plain(2, lambda: PROMISING, seen=True) for _ in range(1000)} == {Way.PLAIN}
+    assert Way.TRIAL in {modes.while_plain(4, lambda: PROMISING, seen=False) for _ in range(10)}
+
+
+def test_drafting_that_earned_less_than_plain_steps_rests_and_is_tried_again():
+    modes, made = Modes(), []
+    for _ in range(LEAST + REST + 10):
+        made.append(modes.while_drafting(4, SURE))
+        if made[-1] is Way.DRAFTING:
+            modes.earned(4, 4, 4 / LOSING + 0.1)
+    rested = [step for step, way in enumerate(made) if way is Way.PLAIN]
+    assert rested == list(range(rested[0], rested[0] + REST)) and LEAST <= rested[0] <= LEAST + 2
+    assert modes.while_drafting(1, SURE) is Way.DRAFTING  # at another load all is as it was
+
+
+def test_drafting_that_earns_its_steps_goes_on():
+    modes = Modes()
+    for tokens in 300 * (1, 1, 1, 5):  # a draft step commits one, and what it drafted comes later
+        assert modes.while_drafting(1, SURE) is Way.DRAFTING
+        modes.earned(1, tokens, 1.9)
 
 
 def test_loads_have_their_turns_apart_and_near_ones_together():
