@@ -132,13 +132,14 @@ class Dashboard:
 
 
 class Notebook:
-    """A notebook open in JupyterLab."""
+    """A notebook open in JupyterLab. ``shown``: the page has it open already."""
 
-    def __init__(self, page: Page, server: Server, name: str):
+    def __init__(self, page: Page, server: Server, name: str, *, shown: bool = False):
         self.page, self.folder = page, server.folder
         page.on("dialog", lambda dialog: dialog.accept())  # leave, whatever was not saved
         self._address = f"{server.url}lab/tree/{name}"
-        page.goto(f"{self._address}?reset&token={server.token}")
+        if not shown:
+            page.goto(f"{self._address}?reset&token={server.token}")
         self.wait_idle()
 
     def reopen(self) -> None:

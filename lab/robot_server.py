@@ -47,6 +47,35 @@ def launch(play: Playwright) -> Browser:
     return play.chromium.launch(executable_path=found, args=list(FLAGS))
 
 
+@contextmanager
+def running_browser(base: Path) -> Iterator[str]:
+    """The system's browser on its own, and the address where playwright may connect to it and leave again: while it is
+    connected, a page grows by some megabytes a minute that are the debugger's."""
+    found = chromium()
+    if found is None:
+        raise RecGuideError("no chromium on this machine; apt-get install chromium")
+    options = ("--headless=new", "--remote-debugging-port=0", f"--user-data-dir={base}", *FLAGS)
+    child = subprocess.Popen([found, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    told = base / "DevToolsActivePort"
+    try:
+        until = time.monotonic() + READY
+        while not (told.exists() and told.read_text().strip()):
+            if child.poll() is not None or time.monotonic() > until:
+                raise RecGuideError(f"{found} does not start (exit status {child.poll()})")
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{told.read_text().split()[0]}"
+    finally:
+        _end(child)
+
+
+def _end(child: subprocess.Popen) -> None:
+    child.terminate()
+    try:
+        child.wait(20)
+    except subprocess.TimeoutExpired:
+        child.kill()
+
+
 class Server(NamedTuple):
     """A running ``recguide lab``: its address, token, working folder and log."""
 
@@ -71,11 +100,7 @@ def running_lab(base: Path, *options: str) -> Iterator[Server]:
         try:
             yield _when_ready(child, folder, log)
         finally:
-            child.terminate()
-            try:
-                child.wait(20)
-            except subprocess.TimeoutExpired:
-                child.kill()
+            _end(child)
 
 
 def _when_ready(child: subprocess.Popen, folder: Path, log: Path) -> Server:

@@ -19,7 +19,10 @@ PERIOD = 240  # steps in which the way that is not chosen has a turn
 PLAIN_FROM, PLAIN_TURN = 25, 6
 TRIAL_TURN, TRIAL_PERIOD = 4, 24  # steps of a trial, and how often one comes while drafting was not seen
 PROMISING, HOPED = 0.9, 0.8  # of what plain steps earn: drafting that should earn less is not tried; where not seen yet
-MEMORY, LEAST = 0.99, 60  # of a drafting step's earnings, a step; and steps that are judged by at least
+MEMORY, LEAST = (
+    0.998,
+    400,
+)  # of what drafting earned, a request's step; and such that are judged by at least: requests differ
 LOSING, REST = 0.98, 480  # of what plain steps would have earned: drafting that earned less rests for so many steps
 SURE = 1.25  # drafting that should earn so much of what plain steps do goes on without any
 
@@ -38,7 +41,9 @@ class Modes:
     def __init__(self) -> None:
         self._asked: Counter[int] = Counter()
         self._until: Counter[int] = Counter()  # by load: when drafting has rested
-        self._earned: dict[int, list[float]] = {}  # by load: steps, tokens, and tokens of plain steps in the same time
+        self._earned: dict[
+            int, tuple[float, float, int]
+        ] = {}  # by load: tokens, those of plain steps in the same time, and steps
 
     def while_drafting(self, requests: int, gain: float) -> Way:
         """How to run the next step where the operating point drafts, to earn ``gain`` times what plain steps do."""
@@ -50,11 +55,11 @@ class Modes:
         """A step that was planned as drafting committed ``tokens``, where plain steps would have made ``plain_tokens``
         in its time."""
         load = nearest_load(requests)
-        sums = self._earned.setdefault(load, [0.0, 0.0, 0.0])
-        for i, new in enumerate((1, tokens, plain_tokens)):
-            sums[i] = MEMORY * sums[i] + new
-        steps, made, plain = sums
-        if steps > _steps_kept(LEAST) and made < LOSING * plain:
+        made, plain, steps = self._earned.get(load, (0.0, 0.0, 0))
+        kept = MEMORY**requests
+        made, plain, steps = kept * made + tokens, kept * plain + plain_tokens, steps + requests
+        self._earned[load] = made, plain, steps
+        if steps >= LEAST and made < LOSING * plain:
             self._until[load] = self._asked[load] + REST
             del self._earned[load]
 
@@ -69,8 +74,3 @@ class Modes:
         load = nearest_load(requests)
         self._asked[load] += 1
         return self._asked[load] - 1
-
-
-def _steps_kept(steps: int) -> float:
-    """What is left of so many steps, each forgotten a little with every one behind it."""
-    return (1 - MEMORY**steps) / (1 - MEMORY)
