@@ -263,11 +263,15 @@ class RecGuide(Policy):
         self._news.clear()
 
     def _time_step(self, step: StepRecord, timed: _Step) -> None:
-        milliseconds, requests = step.seconds * 1e3, step.requests
-        self._time.observe(milliseconds, requests, step.rows - step.draft_rows, step.draft_rows, timed.context)
+        requests, causal = step.requests, step.rows - step.draft_rows
+        self._time.observe(step.seconds * 1e3, requests, causal, step.draft_rows, timed.context)
         if timed.way is Way.DRAFTING:
-            plain = self._time.pace * self._points.milliseconds(timed.point, requests, requests, 0, timed.context)
-            self._modes.earned(requests, step.committed, requests * milliseconds / plain)
+            # as such steps are believed to take: a hiccup says nothing of drafting
+            spent, plain = (
+                self._time.predict(requests, *rows, timed.context)
+                for rows in ((causal, step.draft_rows), (requests, 0))
+            )
+            self._modes.earned(requests, step.committed, requests * spent / plain)
 
     def _learn_outcome(self, outcome: Outcome) -> None:
         for number in range(len(outcome.plan.branches)):
