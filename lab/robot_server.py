@@ -16,11 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from recguide.lab.serve import end
+
 from recguide.errors import RecGuideError
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Playwright
 
+PATIENCE = 20  # seconds for a process to end
 READY = 90  # seconds for a server to answer; the machine may be busy
 OWN_SETTINGS = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
 NO_NEWS = "lab/user-settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
@@ -41,19 +44,21 @@ def chromium() -> str | None:
 
 def launch(play: Playwright) -> Browser:
     """The system's browser, started. RecGuideError where there is none."""
+    return play.chromium.launch(executable_path=_browser(), args=list(FLAGS))
+
+
+def _browser() -> str:
     found = chromium()
     if found is None:
         raise RecGuideError("no chromium on this machine; apt-get install chromium")
-    return play.chromium.launch(executable_path=found, args=list(FLAGS))
+    return found
 
 
 @contextmanager
 def running_browser(base: Path) -> Iterator[str]:
     """The system's browser on its own, and the address where playwright may connect to it and leave again: while it is
     connected, a page grows by some megabytes a minute that are the debugger's."""
-    found = chromium()
-    if found is None:
-        raise RecGuideError("no chromium on this machine; apt-get install chromium")
+    found = _browser()
     options = ("--headless=new", "--remote-debugging-port=0", f"--user-data-dir={base}", *FLAGS)
     child = subprocess.Popen([found, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     told = base / "DevToolsActivePort"
@@ -65,15 +70,7 @@ def running_browser(base: Path) -> Iterator[str]:
             time.sleep(0.1)
         yield f"http://127.0.0.1:{told.read_text().split()[0]}"
     finally:
-        _end(child)
-
-
-def _end(child: subprocess.Popen) -> None:
-    child.terminate()
-    try:
-        child.wait(20)
-    except subprocess.TimeoutExpired:
-        child.kill()
+        end(child, PATIENCE)
 
 
 class Server(NamedTuple):
@@ -100,7 +97,7 @@ def running_lab(base: Path, *options: str) -> Iterator[Server]:
         try:
             yield _when_ready(child, folder, log)
         finally:
-            _end(child)
+            end(child, PATIENCE)
 
 
 def _when_ready(child: subprocess.Popen, folder: Path, log: Path) -> Server:

@@ -55,7 +55,8 @@ def serve(folder: Path, *, app: bool, port: int, browser: bool, say: Callable[[s
     try:
         return child.wait()
     except KeyboardInterrupt:
-        return _end(child)
+        end(child)
+        return 0
 
 
 def _jupyterlab(port: int, browser: bool) -> list[str]:
@@ -105,12 +106,11 @@ def _free_port(wanted: int) -> int:
         return probe.getsockname()[1]
 
 
-def _end(child: subprocess.Popen) -> int:
-    """Ask the server to end, and insist after a while."""
+def end(child: subprocess.Popen, patience: float = 10) -> None:
+    """Ask a process to end, and insist after so many seconds."""
     child.terminate()
     try:
-        child.wait(10)
+        child.wait(patience)
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
-    return 0

@@ -19,10 +19,8 @@ PERIOD = 240  # steps in which the way that is not chosen has a turn
 PLAIN_FROM, PLAIN_TURN = 25, 6
 TRIAL_TURN, TRIAL_PERIOD = 4, 24  # steps of a trial, and how often one comes while drafting was not seen
 PROMISING, HOPED = 0.9, 0.8  # of what plain steps earn: drafting that should earn less is not tried; where not seen yet
-MEMORY, LEAST = (
-    0.998,
-    400,
-)  # of what drafting earned, a request's step; and such that are judged by at least: requests differ
+# what drafting earned is judged by many steps of requests, since requests differ: kept of it a step, and least steps
+MEMORY, LEAST = 0.998, 400
 LOSING, REST = 0.98, 480  # of what plain steps would have earned: drafting that earned less rests for so many steps
 SURE = 1.25  # drafting that should earn so much of what plain steps do goes on without any
 
@@ -41,9 +39,8 @@ class Modes:
     def __init__(self) -> None:
         self._asked: Counter[int] = Counter()
         self._until: Counter[int] = Counter()  # by load: when drafting has rested
-        self._earned: dict[
-            int, tuple[float, float, int]
-        ] = {}  # by load: tokens, those of plain steps in the same time, and steps
+        # by load: tokens, those of plain steps in the same time, and steps
+        self._earned: dict[int, tuple[float, float, int]] = {}
 
     def while_drafting(self, requests: int, gain: float) -> Way:
         """How to run the next step where the operating point drafts, to earn ``gain`` times what plain steps do."""
