@@ -78,14 +78,21 @@ static void absorb(int queries, const bf16 *weights, const bf16 *values, int wid
 static void soften(float *scores, bf16 *weights, Rule rule, int first, int count, float scale, float *best,
                    float *total, float *acc, int width) {
     __m512 most = _mm512_set1_ps(*best);
-    int any = 0;
-    for (int i = 0; i < count; i += 16) {
-        __mmask16 mask = seen(rule, first + i);
-        __m512 s = _mm512_mask_mul_ps(_mm512_set1_ps(-INFINITY), mask, _mm512_load_ps(scores + i), _mm512_set1_ps(scale));
-        _mm512_store_ps(scores + i, s);
-        most = _mm512_max_ps(s, most);
-        any |= mask;
-    }
+    int any = first + count <= rule.limit;
+    if (any && !(count & 15))
+        for (int i = 0; i < count; i += 16) {
+            __m512 s = _mm512_mul_ps(_mm512_load_ps(scores + i), _mm512_set1_ps(scale));
+            _mm512_store_ps(scores + i, s);
+            most = _mm512_max_ps(s, most);
+        }
+    else
+        for (int i = 0; i < count; i += 16) {
+            __mmask16 mask = seen(rule, first + i);
+            __m512 s = _mm512_mask_mul_ps(_mm512_set1_ps(-INFINITY), mask, _mm512_load_ps(scores + i), _mm512_set1_ps(scale));
+            _mm512_store_ps(scores + i, s);
+            most = _mm512_max_ps(s, most);
+            any |= mask;
+        }
     if (!any) {
         for (int i = 0; i < count; i += 16) store16(weights + i, _mm512_setzero_ps());
         return;
@@ -97,7 +104,7 @@ static void soften(float *scores, bf16 *weights, Rule rule, int first, int count
         sum = _mm512_add_ps(sum, w);
         store16(weights + i, w);
     }
-    float fade = *best == -INFINITY ? 0.0f : exp2f(*best - top);
+    float fade = *best == top ? 1.0f : *best == -INFINITY ? 0.0f : exp2f(*best - top);
     for (int d = 0; d < width && fade != 1.0f; d += 16)
         _mm512_store_ps(acc + d, _mm512_mul_ps(_mm512_load_ps(acc + d), _mm512_set1_ps(fade)));
     *total = *total * fade + _mm512_reduce_add_ps(sum);

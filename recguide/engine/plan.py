@@ -119,10 +119,14 @@ def clamp(plan: RequestPlan, drafts: int, remaining: int) -> RequestPlan:
     ``drafts`` is how many draft tokens the request holds, ``remaining`` how many tokens it may still commit (>= 1).
     """
     if plan.verify is None:
-        fitted = _fit(plan.branches, 0, remaining)
-        return replace(plan, verify=None if fitted else 0, branches=fitted)
-    verify = min(plan.verify, drafts, remaining - 1)
-    return replace(plan, verify=verify, branches=_fit(plan.branches, verify + 1, remaining))
+        branches = _fit(plan.branches, 0, remaining)
+        verify = None if branches else 0
+    else:
+        verify = min(plan.verify, drafts, remaining - 1)
+        branches = _fit(plan.branches, verify + 1, remaining)
+    if (verify, branches) == (plan.verify, plan.branches):
+        return plan
+    return replace(plan, verify=verify, branches=branches)
 
 
 def _fit(branches: tuple[Branch, ...], trunk: int, remaining: int) -> tuple[Branch, ...]:
@@ -134,5 +138,5 @@ def _fit(branches: tuple[Branch, ...], trunk: int, remaining: int) -> tuple[Bran
         # parent p commits p tokens before the branch's drafts start; the last token is the verifier's own
         excess = max(0, branch.drafts - (remaining - 1 - branch.parent))
         if branch.drafts > excess:
-            fitted.append(branch.cut(branch.masks - excess))
+            fitted.append(branch.cut(branch.masks - excess) if excess else branch)
     return tuple(fitted)
