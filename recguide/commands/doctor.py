@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 
+import psutil
 import torch
 import typer
 from rich.console import Console
@@ -26,6 +27,7 @@ from recguide.provenance import device_name, kernels
 
 NAMES = {TRITON: "Triton", NATIVE: "C", TORCH: "torch reference"}
 KERNELS = "attention, signals"
+BUSY, LOOKED = 0.25, 0.5  # share of all cores taken by other processes that is worth a note, seconds it is watched for
 GOOD, NOTE, BAD = "[green]ok[/green]", "[yellow]note[/yellow]", "[red]bad[/red]"
 
 
@@ -55,13 +57,22 @@ def _device() -> list[tuple[str, str, str]]:
     device = default_device()
     rows = [(GOOD, "device", device_name())]
     threads, cores = torch.get_num_threads(), os.cpu_count() or 1
-    rows.append((GOOD if threads <= cores else NOTE, "threads", f"{threads} on {cores} cores"))
+    rows += [(GOOD if threads <= cores else NOTE, "threads", f"{threads} on {cores} cores"), _load()]
     try:
         dtype = default_dtype(device)
     except RecGuideError as fault:
         return [*rows, (BAD, KERNELS, str(fault))]
     rows.append((GOOD if dtype == torch.bfloat16 else NOTE, "dtype", str(dtype).removeprefix("torch.")))
     return [*rows, _products(torch.empty(2, 2, dtype=dtype, device=device)), _kernels(device, dtype)]
+
+
+def _load() -> tuple[str, str, str]:
+    """What other processes take of the cores: threads of a step wait for each other several hundred times."""
+    taken = psutil.cpu_percent(LOOKED) / 100
+    if taken < BUSY:
+        return GOOD, "load", f"{taken:.0%} of the cores are taken"
+    advice = "steps will be slow; where engines share cores, start each with OMP_NUM_THREADS=1"
+    return NOTE, "load", f"other processes take {taken:.0%} of the cores: {advice}"
 
 
 def _products(weight: torch.Tensor) -> tuple[str, str, str]:

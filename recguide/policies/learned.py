@@ -268,7 +268,7 @@ class RecGuide(Policy):
         if timed.way is Way.DRAFTING:
             # as such steps are believed to take: a hiccup says nothing of drafting
             spent, plain = (
-                self._time.predict(requests, *rows, timed.context)
+                self._points.milliseconds(timed.point, requests, *rows, timed.context)
                 for rows in ((causal, step.draft_rows), (requests, 0))
             )
             self._modes.earned(requests, step.committed, requests * spent / plain)

@@ -1,6 +1,8 @@
 """``recguide doctor`` and ``recguide models``: what is there, what is not, what is broken."""
 
+import os
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -45,6 +47,18 @@ def test_doctor_shows_the_machine(cli, cache, ships):
         assert state(run, what) in ("ok", "note")
     for found in (__version__, torch.__version__, f"{torch.get_num_threads()} on", str(cache)):
         assert found in run.out
+
+
+def test_doctor_says_where_other_processes_take_the_cores(cli, cache, ships):
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count())]
+    try:
+        run = cli("doctor")
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert (run.status, state(run, "load")) == (0, "note")
+    assert "OMP_NUM_THREADS=1" in run.out
 
 
 def test_doctor_says_which_kernels_run_and_why(cli, cache, ships, monkeypatch):
