@@ -1,5 +1,6 @@
 """Fixtures: one thread (tests on tiny models are slower with more), small models, and the real one for slow tests."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.helpers import skip_without_products_in, small_model
 from tests.model_folder import save_model, save_tokenizer
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start: a worker a core, and threads that share one crawl
 # the same examples every time, on a busy machine too; no shrinking, which takes minutes where an example runs an engine
 settings.register_profile(
     "engine",

@@ -129,6 +129,63 @@ def planning_table(result: dict) -> str:
     )
 
 
+def load_steps_table(result: dict) -> str:
+    """How a policy does soon after the load has jumped, to what it does once settled."""
+    rows = [
+        [
+            str(row["load"]),
+            f"{row['early_tok_s']:.0f}",
+            f"{row['steady_tok_s']:.0f}",
+            f"{row['ratio']:.2f}",
+            f"{row['switches_per_100_steps']:.1f}",
+        ]
+        for row in result["summary"]
+    ]
+    s = result["settings"]
+    heads = ["C", "soon, tokens/s", "settled, tokens/s", "soon to settled", "changes of mode in 100 settled steps"]
+    jumps = " -> ".join(map(str, [*s["loads"], s["loads"][0]]))
+    return markdown(heads, rows) + (
+        f"\n\n`{s['policy']}`, {jumps}, {s['rounds']} rounds; soon: steps {s['grace']} to {s['grace'] + s['window']} "
+        f"behind a jump; {where(result)}. Made by `{result['provenance']['command']}`."
+    )
+
+
+def soak_table(result: dict) -> str:
+    """Whether the lab stays small and fast."""
+    slopes, ratios = result["slopes_mb_per_minute"], result["throughput"]["ratio_to_alone"]
+    cells = [f"{slopes[name]:+.2f} MB a minute" for name in ("kernel_mb", "page_mb")]
+    cells += [f"{result['messages_per_s']:.0f}", *(f"{ratios[mode]:.3f}" for mode in ("drawing", "quiet"))]
+    heads = ["kernel", "page", "messages a second", "tokens/s while drawing, to the engine alone", "measuring quietly"]
+    turns = len(result["throughput"]["turns"])
+    return markdown(heads, [cells]) + (
+        f"\n\nSlopes of resident memory over {result['minutes']:g} minutes of changing load, after "
+        f"{result['warm_up_minutes']:g} to warm up; medians of {turns} turns; {where(result)}. "
+        f"Made by `{result['provenance']['command']}`."
+    )
+
+
+def kernels_table(result: dict) -> str:
+    """What attention and signals take of a step."""
+    rows = [
+        [
+            f"`{row['plan']}`",
+            str(row["rows_per_request"]),
+            f"{row['forward_ms']:.0f}",
+            f"{row['step_ms']:.0f}",
+            f"{row['attention_of_forward']:.1%}",
+            f"{row['signals_of_step']:.1%}",
+        ]
+        for row in result["cases"]
+    ]
+    s = result["settings"]
+    heads = ["plan", "rows a request", "forward, ms", "step, ms", "attention of the forward", "signals of the step"]
+    return markdown(heads, rows) + (
+        f"\n\n{s['concurrency']} requests with {s['context']} tokens in the cache, medians of {s['repeats']}; "
+        f"{result['model']['name']} in {result['model']['dtype']}; {where(result)}. "
+        f"Made by `{result['provenance']['command']}`."
+    )
+
+
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -156,8 +213,11 @@ README: Tables = {
     "changing_load": changing_load_table,
     "ablation": policies_table,
     "planning": planning_table,
+    "load_steps": load_steps_table,
     "versus": versus_table,
     "forward": forward_table,
+    "soak": soak_table,
+    "kernels": kernels_table,
 }
 DOCUMENTS: dict[Path, Tables] = {
     Path("README.md"): README,

@@ -14,9 +14,12 @@ from recguide.bench.readme import (
     changing_load_table,
     fill,
     forward_table,
+    kernels_table,
+    load_steps_table,
     markdown,
     planning_table,
     policies_table,
+    soak_table,
     versus_table,
 )
 
@@ -49,6 +52,15 @@ between
 
 <!-- forward -->
 <!-- /forward -->
+
+<!-- load_steps -->
+<!-- /load_steps -->
+
+<!-- soak -->
+<!-- /soak -->
+
+<!-- kernels -->
+<!-- /kernels -->
 
 after
 """
@@ -158,6 +170,34 @@ PLANNING = RESULT | {
 }
 
 
+LOAD_STEPS = RESULT | {
+    "settings": {"policy": "recguide", "loads": [1, 16], "rounds": 6, "grace": 20, "window": 30},
+    "summary": [
+        {"load": 16, "early_tok_s": 95.4, "steady_tok_s": 100.0, "ratio": 0.954, "switches_per_100_steps": 0.25},
+    ],
+}
+SOAK = RESULT | {
+    "minutes": 10.0,
+    "warm_up_minutes": 7.0,
+    "slopes_mb_per_minute": {"kernel_mb": 0.154, "page_mb": -2.5},
+    "messages_per_s": 14.7,
+    "throughput": {"turns": [{}, {}], "ratio_to_alone": {"drawing": 0.8774, "quiet": 1.0}},
+}
+KERNELS = RESULT | {
+    "settings": {"concurrency": 32, "context": 512, "repeats": 7},
+    "cases": [
+        {
+            "plan": "linear:8, verifying",
+            "rows_per_request": 8,
+            "forward_ms": 111.3,
+            "step_ms": 114.3,
+            "attention_of_forward": 0.2412,
+            "signals_of_step": 0.0,
+        }
+    ],
+}
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     (tmp_path / RESULTS).mkdir(parents=True)
@@ -167,6 +207,9 @@ def project(tmp_path, monkeypatch):
         (tmp_path / RESULTS / f"{name}.json").write_text(json.dumps(RESULT))
     (tmp_path / RESULTS / "forward.json").write_text(json.dumps(FORWARD))
     (tmp_path / RESULTS / "planning.json").write_text(json.dumps(PLANNING))
+    (tmp_path / RESULTS / "load_steps.json").write_text(json.dumps(LOAD_STEPS))
+    (tmp_path / RESULTS / "soak.json").write_text(json.dumps(SOAK))
+    (tmp_path / RESULTS / "kernels.json").write_text(json.dumps(KERNELS))
     return tmp_path
 
 
@@ -191,6 +234,24 @@ def test_versus_table_shows_where_we_lose():
     assert lines[0] == "| concurrency | llama.cpp server, 4-bit | `ar`, bfloat16 | `linear:8`, bfloat16 |"
     assert lines[2] == "| 1 | 60 | 50 (0.83x) | **80 (1.34x)** |"
     assert lines[3] == "| 16 | 400 | 300 (0.75x) | 240 (0.60x) |"
+
+
+def test_load_steps_table_compares_soon_with_settled():
+    lines = load_steps_table(LOAD_STEPS).splitlines()
+    assert lines[2] == "| 16 | 95 | 100 | 0.95 | 0.2 |"
+    assert "1 -> 16 -> 1, 6 rounds; soon: steps 20 to 50" in lines[4]
+
+
+def test_soak_table_shows_growth_and_what_drawing_costs():
+    lines = soak_table(SOAK).splitlines()
+    assert lines[2] == "| +0.15 MB a minute | -2.50 MB a minute | 15 | 0.877 | 1.000 |"
+    assert "over 10 minutes of changing load, after 7 to warm up; medians of 2 turns" in lines[4]
+
+
+def test_kernels_table_shows_shares():
+    lines = kernels_table(KERNELS).splitlines()
+    assert lines[2] == "| `linear:8, verifying` | 8 | 111 | 114 | 24.1% | 0.0% |"
+    assert "32 requests with 512 tokens" in lines[4]
 
 
 def test_changing_load_table_shows_gains_by_policy():
