@@ -83,7 +83,8 @@ def _traces():
     """(trace, row, column, on the second y axis); names are how ``update`` finds them."""
     yield _line("aggregate", AGO, COLOURS[0], "all requests, tokens/s"), 1, 1, False
     yield _line("each", AGO, COLOURS[1], "each request, tokens/s", dash="dot"), 1, 1, True
-    yield _marks("changes", "triangle-down", "knobs turned", "%{hovertext}<extra></extra>"), 1, 1, False
+    changes = _marks("changes", "triangle-down", "knobs turned", "%{hovertext}<extra></extra>")
+    yield changes.update(textposition="top left"), 1, 1, False  # the newest stands at the right end
     for name, symbol, shown in (
         ("trail", "circle", "live, a point every 2 s"),
         ("now", "star", "live, newest of each policy"),
