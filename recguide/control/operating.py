@@ -27,9 +27,9 @@ CONTEXT_STEP = 384  # tokens of context that share a point
 LOADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # a load shares the point of the nearest one
 PREPARED = 8  # loads that are solved beforehand
 SOON, LASTING = 16, 256  # steps after which a point is looked at again, with what has been learned since: 16, 64, 256
-PATIENCE = 48  # steps from one solving to the next, which takes as long as a step or two of a small processor
+PATIENCE, LONGEST = 48, 384  # steps from one solving, which takes as long as a few steps, to the next: 48, 96, ...
 KEPT = 4096  # told times that are kept, so that a long run does not gather them
-PROBES = ((1, 0), (3, 0), (1, 2), (3, 6))  # causal and draft rows of steps whose times show whether prices still hold
+PROBES = ((1, 0), (3, 0), (1, 2), (2, 4))  # causal and draft rows of steps whose times show whether prices still hold
 SAME, ODDS = 0.1, 2.0  # times within a tenth of plain ones, and log-odds within ODDS times that: the point is kept
 TRIAL_DRAFTS = 2  # drafts of every request in steps that are made for their times
 BEGIN, END = 0.03, -0.01  # drafting must gain so much to begin, for a step that drafts is planned longer, and to go on
@@ -101,7 +101,7 @@ class OperatingPoints:
         self.shape = Shape(1 - controller.draft_shift, controller.open_chance, tail, **freedom)
         self._points: dict[tuple[int, int], _Solved] = {}
         self._accepted = controller.open_chance * float(controller.samples.open[:, :TRIAL_DRAFTS].sum(1).mean())
-        self._asked, self._patient_until = 0, 0
+        self._asked, self._patience, self._patient_until = 0, PATIENCE, 0
         self._told = lru_cache(maxsize=KEPT)(step_time.told)
 
     def at(self, requests: int, context: float) -> Point:
@@ -124,7 +124,8 @@ class OperatingPoints:
         kept = _kept(known, grounds) if known else None
         if kept is None:
             point = self._solve(*key, found.point if found else None, known.point if known else None)
-            self._patient_until = self._asked + PATIENCE
+            self._patient_until = self._asked + self._patience
+            self._patience = min(2 * self._patience, LONGEST)
         else:
             point, grounds = kept
         lasting = min(4 * found.lasting, LASTING) if found else SOON
@@ -155,6 +156,7 @@ class OperatingPoints:
         """Solve the usual loads now, so that no step has to wait for it."""
         for load in LOADS[:PREPARED]:
             self.at(load, 0)
+        self._patience, self._patient_until = PATIENCE, self._asked + PATIENCE
 
     def milliseconds(self, point: Point, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
         """A step's time as ``point`` takes it, at the pace of the table."""
