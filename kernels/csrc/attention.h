@@ -78,21 +78,14 @@ static void absorb(int queries, const bf16 *weights, const bf16 *values, int wid
 static void soften(float *scores, bf16 *weights, Rule rule, int first, int count, float scale, float *best,
                    float *total, float *acc, int width) {
     __m512 most = _mm512_set1_ps(*best);
-    int any = first + count <= rule.limit;
-    if (any && !(count & 15))
-        for (int i = 0; i < count; i += 16) {
-            __m512 s = _mm512_mul_ps(_mm512_load_ps(scores + i), _mm512_set1_ps(scale));
-            _mm512_store_ps(scores + i, s);
-            most = _mm512_max_ps(s, most);
-        }
-    else
-        for (int i = 0; i < count; i += 16) {
-            __mmask16 mask = seen(rule, first + i);
-            __m512 s = _mm512_mask_mul_ps(_mm512_set1_ps(-INFINITY), mask, _mm512_load_ps(scores + i), _mm512_set1_ps(scale));
-            _mm512_store_ps(scores + i, s);
-            most = _mm512_max_ps(s, most);
-            any |= mask;
-        }
+    int whole = first + count <= rule.limit && count % 16 == 0, any = 0;
+    for (int i = 0; i < count; i += 16) {
+        __mmask16 mask = whole ? 0xffff : seen(rule, first + i);
+        __m512 s = _mm512_mask_mul_ps(_mm512_set1_ps(-INFINITY), mask, _mm512_load_ps(scores + i), _mm512_set1_ps(scale));
+        _mm512_store_ps(scores + i, s);
+        most = _mm512_max_ps(s, most);
+        any |= mask;
+    }
     if (!any) {
         for (int i = 0; i < count; i += 16) store16(weights + i, _mm512_setzero_ps());
         return;
