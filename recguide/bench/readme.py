@@ -91,9 +91,13 @@ def _made(result: dict) -> str:
     prompts, model = result["prompts"], result["model"]
     return (
         f"{prompts['count']} prompts (set `{prompts['fingerprint']}`) x at most {result['settings']['max_new_tokens']} "
-        f"tokens, greedy, {model['name']} in {model['dtype']}; {where(result)}. "
-        f"Made by `{result['provenance']['command']}`."
+        f"tokens, greedy, {model['name']} in {model['dtype']}; {_source(result)}"
     )
+
+
+def _source(result: dict) -> str:
+    """Where figures were measured, and by which command."""
+    return f"{where(result)}. Made by `{result['provenance']['command']}`."
 
 
 def forward_table(result: dict) -> str:
@@ -107,10 +111,10 @@ def forward_table(result: dict) -> str:
         ]
         for row in result["cases"]
     ]
-    p, s = result["provenance"], result["settings"]
+    s = result["settings"]
     return markdown(["requests x rows", "transformers, ms", "here, ms", "to one row"], rows) + (
         f"\n\nMedians of {s['repeats']} paired samples of one forward behind {s['context']} tokens, logits of all rows "
-        f"included; {result['model']['name']} in {result['model']['dtype']}; {where(result)}. Made by `{p['command']}`."
+        f"included; {result['model']['name']} in {result['model']['dtype']}; {_source(result)}"
     )
 
 
@@ -124,8 +128,7 @@ def planning_table(result: dict) -> str:
     heads = ["C", "step, ms", "planning, ms", "share", "share of all time", "drafts reached", "AUC", "ECE", "by chance"]
     s = result["settings"]
     return markdown(heads, rows) + (
-        f"\n\nMedians of `{s['policy']}` in a closed loop, {s['seconds']:g} s a load; {where(result)}. "
-        f"Made by `{result['provenance']['command']}`."
+        f"\n\nMedians of `{s['policy']}` in a closed loop, {s['seconds']:g} s a load; {_source(result)}"
     )
 
 
@@ -146,7 +149,7 @@ def load_steps_table(result: dict) -> str:
     jumps = " -> ".join(map(str, [*s["loads"], s["loads"][0]]))
     return markdown(heads, rows) + (
         f"\n\n`{s['policy']}`, {jumps}, {s['rounds']} rounds; soon: steps {s['grace']} to {s['grace'] + s['window']} "
-        f"behind a jump; {where(result)}. Made by `{result['provenance']['command']}`."
+        f"behind a jump; {_source(result)}"
     )
 
 
@@ -159,8 +162,7 @@ def soak_table(result: dict) -> str:
     turns = len(result["throughput"]["turns"])
     return markdown(heads, [cells]) + (
         f"\n\nSlopes of resident memory over {result['minutes']:g} minutes of changing load, after "
-        f"{result['warm_up_minutes']:g} to warm up; medians of {turns} turns; {where(result)}. "
-        f"Made by `{result['provenance']['command']}`."
+        f"{result['warm_up_minutes']:g} to warm up; medians of {turns} turns; {_source(result)}"
     )
 
 
@@ -181,8 +183,7 @@ def kernels_table(result: dict) -> str:
     heads = ["plan", "rows a request", "forward, ms", "step, ms", "attention of the forward", "signals of the step"]
     return markdown(heads, rows) + (
         f"\n\n{s['concurrency']} requests with {s['context']} tokens in the cache, medians of {s['repeats']}; "
-        f"{result['model']['name']} in {result['model']['dtype']}; {where(result)}. "
-        f"Made by `{result['provenance']['command']}`."
+        f"{result['model']['name']} in {result['model']['dtype']}; {_source(result)}"
     )
 
 

@@ -156,7 +156,7 @@ class OperatingPoints:
         """Solve the usual loads now, so that no step has to wait for it."""
         for load in LOADS[:PREPARED]:
             self.at(load, 0)
-        self._patience, self._patient_until = PATIENCE, self._asked + PATIENCE
+        self._patience, self._patient_until = PATIENCE, self._asked + PATIENCE  # nobody has waited for these
 
     def milliseconds(self, point: Point, requests: int, causal_rows: int, draft_rows: int, context: float) -> float:
         """A step's time as ``point`` takes it, at the pace of the table."""

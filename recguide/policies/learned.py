@@ -149,8 +149,7 @@ class RecGuide(Policy):
                 plans = self._priced(requests, point, context, way is Way.DRAFTING)
             else:
                 plans = [AR] * len(requests)
-                spent = self._points.milliseconds(point, len(requests), len(requests), 0, context)
-                self._last = _Step(point, context, spent, Way.PLAIN)
+                self._last = _Step(point, context, self._plain(point, len(requests), context), Way.PLAIN)
         return [self._explored(r, p) for r, p in zip(requests, plans, strict=True)] if self.explore else plans
 
     def _way(self, requests: int, point: Point, context: float) -> Way:
@@ -159,10 +158,14 @@ class RecGuide(Policy):
         if self._timed < FIRST:
             return Way.PLAIN
         if point.drafts:
-            plain = self._points.milliseconds(point, requests, requests, 0, context)
-            return self._modes.while_drafting(requests, point.rate * plain / requests)
+            gain = point.rate * self._plain(point, requests, context) / requests
+            return self._modes.while_drafting(requests, gain)
         seen = self._time.drafting_seen(requests)
         return self._modes.while_plain(requests, lambda: self._points.trial_gain(requests, context), seen=seen)
+
+    def _plain(self, point: Point, requests: int, context: float) -> float:
+        """Milliseconds of a plain step, at the pace of the table."""
+        return self._points.milliseconds(point, requests, requests, 0, context)
 
     def _trial(self, requests: Sequence[Request], point: Point, context: float) -> list[RequestPlan]:
         """Whoever holds a draft has it verified, everybody else drafts."""
@@ -267,10 +270,8 @@ class RecGuide(Policy):
         self._time.observe(step.seconds * 1e3, requests, causal, step.draft_rows, timed.context)
         if timed.way is Way.DRAFTING:
             # as such steps are believed to take: a hiccup says nothing of drafting
-            spent, plain = (
-                self._points.milliseconds(timed.point, requests, *rows, timed.context)
-                for rows in ((causal, step.draft_rows), (requests, 0))
-            )
+            spent = self._points.milliseconds(timed.point, requests, causal, step.draft_rows, timed.context)
+            plain = self._plain(timed.point, requests, timed.context)
             self._modes.earned(requests, step.committed, requests * spent / plain)
 
     def _learn_outcome(self, outcome: Outcome) -> None:

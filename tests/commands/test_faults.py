@@ -1,7 +1,6 @@
 """Every fault of a user: exit status 2, one line that begins with ``error:`` and says what to do, no traceback."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -294,9 +293,8 @@ def test_a_cache_that_cannot_be_written(cli, tmp_path, monkeypatch):
 
 
 def process(*words):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "recguide.cli", *words]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 def test_a_fault_is_one_line_of_a_process():

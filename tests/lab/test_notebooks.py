@@ -78,8 +78,7 @@ def dedent(code: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS)
-def test_a_notebook_runs_and_finds_what_it_says(name, tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # another worker may run another one: two threads each would be ruinous
+def test_a_notebook_runs_and_finds_what_it_says(name, tmp_path):
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     notebook.cells.append(nbformat.v4.new_code_cell(dedent(CHECKS[name])))
     client = nbclient.NotebookClient(
